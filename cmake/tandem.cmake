@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compiler settings, and the two functions by which every folder declares its target.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+find_program(TANDEM_CCACHE ccache)
+if(TANDEM_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${TANDEM_CCACHE})
+endif()
+find_program(TANDEM_MOLD mold)
+if(TANDEM_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+# -ffp-contract=off: a*b+c is rounded twice wherever it is written so; kernels that want a fused multiply-add say so.
+add_compile_options(-Wall -Wextra -Wpedantic -Wshadow -Werror -ffp-contract=off)
+if(TANDEM_SANITIZE)
+  add_compile_options(-fsanitize=${TANDEM_SANITIZE} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${TANDEM_SANITIZE})
+endif()
+
+if(TANDEM_TESTS)
+  enable_testing()
+  find_package(GTest REQUIRED)
+  include(GoogleTest)
+endif()
+if(TANDEM_BENCHMARKS)
+  find_package(benchmark REQUIRED)
+endif()
+
+# tandem_folder(NAME LINKS target...): library tandem_NAME of all .cpp files below this folder, but for *_test.cpp, *_bench.cpp
+# and main.cpp; and the program NAME_test of its tests, each of them a CTest entry labelled NAME.
+function(tandem_folder name)
+  cmake_parse_arguments(arg "" "" "LINKS;TEST_LINKS;EXCLUDE" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  set(tests ${sources})
+  list(FILTER sources EXCLUDE REGEX "(_test|_bench|/main)\\.cpp$")
+  foreach(pattern IN LISTS arg_EXCLUDE)
+    list(FILTER sources EXCLUDE REGEX ${pattern})
+  endforeach()
+  list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
+  add_library(tandem_${name} STATIC ${sources})
+  target_include_directories(tandem_${name} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_link_libraries(tandem_${name} PUBLIC fmt::fmt Threads::Threads ${arg_LINKS})
+  if(TANDEM_TESTS AND tests)
+    tandem_test(${name}_test LABEL ${name} SOURCES ${tests} LINKS tandem_${name} ${arg_TEST_LINKS})
+  endif()
+endfunction()
+
+# tandem_test(NAME LABEL label SOURCES file... LINKS target...): one test program, its tests discovered when CTest runs.
+function(tandem_test name)
+  cmake_parse_arguments(arg "" "LABEL" "SOURCES;LINKS" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ${arg_LINKS} GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST PROPERTIES LABELS ${arg_LABEL} TIMEOUT 300)
+endfunction()
+
+# tandem_benchmark(NAME SOURCES file... LINKS target...): one Google Benchmark program.
+function(tandem_benchmark name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LINKS" ${ARGN})
+  if(TANDEM_BENCHMARKS)
+    add_executable(${name} ${arg_SOURCES})
+    target_link_libraries(${name} PRIVATE ${arg_LINKS} benchmark::benchmark_main)
+  endif()
+endfunction()

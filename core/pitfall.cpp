@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/pitfall.h"
+
+#include <array>
+
+namespace tandem {
+namespace {
+
+struct Named {
+  Pitfall pitfall;
+  std::string_view name;
+};
+
+constexpr std::array kNames = {
+    Named{Pitfall::mean_of_micro_batch_means, "mean_of_micro_batch_means"},
+    Named{Pitfall::mean_of_rank_means, "mean_of_rank_means"},
+    Named{Pitfall::last_accumulation_not_reduced, "last_accumulation_not_reduced"},
+    Named{Pitfall::all_reduce_dropped, "all_reduce_dropped"},
+    Named{Pitfall::half_reduction_sums_before_dividing, "half_reduction_sums_before_dividing"},
+    Named{Pitfall::half_reduction_divides_before_summing, "half_reduction_divides_before_summing"},
+    Named{Pitfall::last_rank_gradient_scaled, "last_rank_gradient_scaled"},
+    Named{Pitfall::gradient_never_written, "gradient_never_written"},
+    Named{Pitfall::gradient_off_by_a_little, "gradient_off_by_a_little"},
+    Named{Pitfall::gelu_with_erf, "gelu_with_erf"},
+    Named{Pitfall::layer_norm_small_epsilon, "layer_norm_small_epsilon"},
+    Named{Pitfall::decay_on_every_tensor, "decay_on_every_tensor"},
+    Named{Pitfall::adam_epsilon_inside_root, "adam_epsilon_inside_root"},
+    Named{Pitfall::clipping_dropped, "clipping_dropped"},
+    Named{Pitfall::clip_without_epsilon, "clip_without_epsilon"},
+    Named{Pitfall::dropout_keyed_by_local_row, "dropout_keyed_by_local_row"},
+    Named{Pitfall::resume_forgets_moments, "resume_forgets_moments"},
+    Named{Pitfall::full_attention_flops, "full_attention_flops"},
+    Named{Pitfall::peak_of_one_device, "peak_of_one_device"},
+    Named{Pitfall::spans_summed_not_united, "spans_summed_not_united"},
+    Named{Pitfall::waits_counted_as_compute, "waits_counted_as_compute"},
+    Named{Pitfall::timer_stopped_before_completion, "timer_stopped_before_completion"},
+    Named{Pitfall::warm_up_included, "warm_up_included"},
+    Named{Pitfall::both_sides_frozen, "both_sides_frozen"},
+    Named{Pitfall::same_batch_on_every_rank, "same_batch_on_every_rank"},
+    Named{Pitfall::bound_widened, "bound_widened"},
+    Named{Pitfall::verdict_of_rank_zero, "verdict_of_rank_zero"},
+};
+
+constexpr bool in_order() {
+  for (std::size_t i = 0; i < kNames.size(); ++i) {
+    if (static_cast<std::size_t>(kNames[i].pitfall) != i) return false;
+  }
+  return kNames.size() == kPitfalls;
+}
+static_assert(in_order(), "kNames lists every pitfall once, in the order of the enumeration");
+
+constexpr auto kAll = [] {
+  std::array<Pitfall, kPitfalls> all{};
+  for (std::size_t i = 0; i < kPitfalls; ++i) all[i] = static_cast<Pitfall>(i);
+  return all;
+}();
+
+}  // namespace
+
+std::string_view name(Pitfall pitfall) { return kNames[static_cast<std::size_t>(pitfall)].name; }
+
+std::optional<Pitfall> find_pitfall(std::string_view name) {
+  for (const Named& named : kNames) {
+    if (named.name == name) return named.pitfall;
+  }
+  return std::nullopt;
+}
+
+std::span<const Pitfall> all_pitfalls() { return kAll; }
+
+std::vector<Pitfall> PitfallSet::list() const {
+  std::vector<Pitfall> on;
+  for (const Pitfall pitfall : kAll) {
+    if (this->on(pitfall)) on.push_back(pitfall);
+  }
+  return on;
+}
+
+}  // namespace tandem

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <bitset>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace tandem {
+
+/// Known ways to get a technique silently wrong, planted as fault points outside inner loops. Always compiled, so that the binary
+/// that is tested is the one that ships. Only `tandem pitfalls` and tests switch one on. suites/pitfalls.json says of each what
+/// goes wrong, the public report that it is modelled on, and which suite must catch it.
+enum class Pitfall : std::uint8_t {
+  // data parallelism
+  mean_of_micro_batch_means,
+  mean_of_rank_means,
+  last_accumulation_not_reduced,
+  all_reduce_dropped,
+  half_reduction_sums_before_dividing,
+  half_reduction_divides_before_summing,
+  last_rank_gradient_scaled,
+  gradient_never_written,
+  gradient_off_by_a_little,
+  // model and optimizer
+  gelu_with_erf,
+  layer_norm_small_epsilon,
+  decay_on_every_tensor,
+  adam_epsilon_inside_root,
+  clipping_dropped,
+  clip_without_epsilon,
+  dropout_keyed_by_local_row,
+  resume_forgets_moments,
+  // metrics
+  full_attention_flops,
+  peak_of_one_device,
+  spans_summed_not_united,
+  waits_counted_as_compute,
+  timer_stopped_before_completion,
+  warm_up_included,
+  // harness
+  both_sides_frozen,
+  same_batch_on_every_rank,
+  bound_widened,
+  verdict_of_rank_zero,
+  count_  ///< number of pitfalls; not one of them
+};
+inline constexpr std::size_t kPitfalls = static_cast<std::size_t>(Pitfall::count_);
+
+/// "mean_of_rank_means": its identity on the command line and in pitfalls.json.
+[[nodiscard]] std::string_view name(Pitfall pitfall);
+[[nodiscard]] std::optional<Pitfall> find_pitfall(std::string_view name);
+[[nodiscard]] std::span<const Pitfall> all_pitfalls();
+
+/// The pitfalls that are switched on: none, except under `tandem pitfalls` and in tests. A value, carried in RankContext.
+class PitfallSet {
+ public:
+  PitfallSet() = default;
+  explicit PitfallSet(std::span<const Pitfall> pitfalls) {
+    for (const Pitfall pitfall : pitfalls) bits_.set(static_cast<std::size_t>(pitfall));
+  }
+  [[nodiscard]] bool on(Pitfall pitfall) const noexcept { return bits_.test(static_cast<std::size_t>(pitfall)); }
+  [[nodiscard]] bool any() const noexcept { return bits_.any(); }
+  [[nodiscard]] std::vector<Pitfall> list() const;
+
+ private:
+  std::bitset<kPitfalls> bits_;
+};
+
+}  // namespace tandem

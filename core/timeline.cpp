@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/timeline.h"
+
+#include <utility>
+
+namespace tandem {
+
+std::string_view name(Activity activity) {
+  switch (activity) {
+    case Activity::compute: return "compute";
+    case Activity::optimizer: return "optimizer";
+    case Activity::transfer: return "transfer";
+    case Activity::wait: return "wait";
+    case Activity::data: return "data";
+    case Activity::checkpoint: return "checkpoint";
+    case Activity::step: return "step";
+  }
+  return "?";
+}
+
+std::string_view name(Purpose purpose) {
+  switch (purpose) {
+    case Purpose::gradient: return "gradient";
+    case Purpose::parameter: return "parameter";
+    case Purpose::activation: return "activation";
+    case Purpose::other: return "other";
+  }
+  return "?";
+}
+
+void Timeline::record(Span span) {
+  if (!enabled_) return;
+  const std::scoped_lock lock(mutex_);
+  spans_.push_back(std::move(span));
+}
+
+std::vector<Span> Timeline::spans() const {
+  const std::scoped_lock lock(mutex_);
+  return spans_;
+}
+
+void Timeline::clear() {
+  const std::scoped_lock lock(mutex_);
+  spans_.clear();
+}
+
+SpanScope::SpanScope(Timeline* timeline, std::string name, Activity activity, int step, Lane lane)
+    : timeline_(timeline != nullptr && timeline->enabled() ? timeline : nullptr) {
+  if (timeline_ == nullptr) return;
+  span_.name = std::move(name);
+  span_.activity = activity;
+  span_.step = step;
+  span_.lane = lane;
+  span_.begin_ns = Timeline::now_ns();
+}
+
+SpanScope::~SpanScope() {
+  if (timeline_ == nullptr) return;
+  span_.end_ns = Timeline::now_ns();
+  timeline_->record(std::move(span_));
+}
+
+void SpanScope::set_communication(Purpose purpose, std::int64_t bytes) noexcept {
+  span_.purpose = purpose;
+  span_.bytes = bytes;
+}
+
+}  // namespace tandem

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tandem {
+
+/// What a span of time was spent on. A span is classified where it is recorded, never by its name.
+enum class Activity : std::uint8_t {
+  compute,     ///< forward, backward, recompute
+  optimizer,   ///< norm, clip, update
+  transfer,    ///< bytes of a collective or message moving (and being summed)
+  wait,        ///< blocked on a peer: arrival at a collective, an empty receive
+  data,        ///< waiting for the next batch
+  checkpoint,  ///< blocked by a snapshot or a save
+  step,        ///< one whole training step; encloses the others
+};
+[[nodiscard]] std::string_view name(Activity activity);
+
+/// What communicated bytes are for; the keys of `bytes_by_purpose`.
+enum class Purpose : std::uint8_t { gradient, parameter, activation, other };
+inline constexpr std::size_t kPurposes = 4;
+[[nodiscard]] std::string_view name(Purpose purpose);
+
+/// The lane of a rank that a span ran on: the compute thread or the communication (progress) thread.
+enum class Lane : std::uint8_t { compute, communication };
+
+struct Span {
+  std::string name;  ///< "forward h.3", "all_reduce bucket 2"; for people only
+  Activity activity = Activity::compute;
+  Purpose purpose = Purpose::other;
+  Lane lane = Lane::compute;
+  std::int64_t bytes = 0;  ///< on the wire, sent by this rank; 0 for compute
+  int step = -1;
+  std::int64_t begin_ns = 0;  ///< steady clock, common origin for all ranks of a process
+  std::int64_t end_ns = 0;
+};
+
+/// Spans of one rank, in order of their end. Plain data: recorded by the engine, judged by the harness. Thread-safe
+/// (compute and communication threads of the rank both record).
+class Timeline {
+ public:
+  [[nodiscard]] static std::int64_t now_ns() noexcept {
+    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  }
+
+  void record(Span span);
+  [[nodiscard]] std::vector<Span> spans() const;
+  void clear();
+  void set_enabled(bool enabled) noexcept { enabled_ = enabled; }
+  [[nodiscard]] bool enabled() const noexcept { return enabled_; }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<Span> spans_;
+  bool enabled_ = true;
+};
+
+/// Records one span from construction to destruction; nothing when `timeline` is null or disabled. Borrows the timeline.
+class SpanScope {
+ public:
+  SpanScope(Timeline* timeline, std::string name, Activity activity, int step = -1, Lane lane = Lane::compute);
+  SpanScope(const SpanScope&) = delete;
+  SpanScope& operator=(const SpanScope&) = delete;
+  ~SpanScope();
+
+  void set_communication(Purpose purpose, std::int64_t bytes) noexcept;
+
+ private:
+  Timeline* timeline_;
+  Span span_;
+};
+
+}  // namespace tandem

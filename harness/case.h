@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/model_config.h"
+#include "core/pitfall.h"
+#include "core/plan.h"
+#include "harness/evidence.h"
+
+namespace tandem {
+
+/// How a case is judged (DESIGN: derived bounds, never tuned ones).
+///   bitwise      every value equal to the last bit
+///   rounding     err(x) = |x - truth| / |truth|; err(candidate) <= 4 max(err(yardstick), eps sqrt(K))
+///   convergence  properties only (losses over seeds within a stated gap; exact identities)
+enum class Criterion : std::uint8_t { bitwise, rounding, convergence };
+[[nodiscard]] std::string_view name(Criterion criterion);
+
+/// What the caller of a case decides.
+struct RunContext {
+  std::uint64_t seed = 1;
+  PitfallSet pitfalls;
+  int repetitions = 5;          ///< measured steps
+  int threads_per_rank = 1;
+  std::string backend = "cpu";
+  std::string transport = "threads";
+};
+
+/// What a case hands to the judge. `truth` is the double reference, `yardstick` the reference in the candidate's precision (its own
+/// error is the yardstick), `candidate` the optimized side. Under Criterion::bitwise only truth and candidate are used and `truth` is
+/// the twin.
+struct CaseEvidence {
+  std::optional<Evidence> truth;
+  std::optional<Evidence> yardstick;
+  std::optional<Evidence> candidate;
+  std::vector<Property> properties;
+  std::optional<Measured> measured;
+};
+
+/// One value describes a case; the CTest entry, the result key and the table row derive from it.
+struct Case {
+  std::string suite;     ///< "data_parallel"
+  std::string name;      ///< "data_parallel/ranks4/accum3/fp32": its identity everywhere
+  std::string summary;   ///< one line for `tandem list`
+  GptConfig model;
+  TrainingPlan plan;
+  Criterion criterion = Criterion::rounding;
+  bool quick = true;     ///< part of --quick
+  /// Reason why it cannot run here ("needs ../shared/golden"), or nothing.
+  std::function<std::optional<std::string>(const RunContext&)> unavailable;
+  std::function<CaseEvidence(const RunContext&)> execute;
+};
+
+using CaseList = std::vector<Case>;
+
+}  // namespace tandem

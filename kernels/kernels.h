@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/optimizer_config.h"
+#include "core/pitfall.h"
+#include "core/rng.h"
+#include "core/tensor.h"
+
+namespace tandem {
+
+/// A dropout mask to apply. `first_element` maps local element 0 of the operand to its global index (core/rng.h); rows of the
+/// operand that are not neighbours in the global batch get one entry of `row_ids` each.
+struct DropoutSpec {
+  DropoutKey key;
+  double probability = 0.0;               ///< 0: the operator copies, no number is drawn
+  std::span<const std::int64_t> row_ids;  ///< [rows] global row of each local row
+  /// Number of mask elements per row: sequence * hidden with the model's full sizes (heads * sequence * sequence for attention
+  /// probabilities). Row r of the operand has global elements [row_ids[r] * row_elements, ...).
+  std::int64_t row_elements = 0;
+};
+
+/// One attention call. qkv is [rows, sequence, 3 * heads * head_size]: queries, keys, values as thirds, heads contiguous in each.
+/// Causal within a document: query t of a row sees keys s with document_starts[t] <= s <= t. Scores are q.k / sqrt(head_size).
+struct AttentionShape {
+  std::int64_t rows = 0;
+  std::int64_t sequence = 0;
+  int heads = 0;
+  std::int64_t head_size = 0;
+  std::span<const std::int32_t> document_starts;  ///< [rows, sequence]; empty: all zero
+  /// Side of the square of probability indices in the global dropout element index (the model's full sequence).
+  std::int64_t dropout_sequence = 0;
+};
+
+/// What AdamW needs beside the tensors; see OptimizerConfig for the equation.
+struct AdamWStep {
+  double learning_rate = 0;
+  double beta1 = 0, beta2 = 0, epsilon = 0;
+  double weight_decay = 0;      ///< 0 for tensors that do not decay
+  std::int64_t step_index = 1;  ///< n, counts from 1
+  double gradient_scale = 1;    ///< the clip coefficient, applied on the fly
+};
+
+/// Peaks that this machine's kernels can be measured against, and what they run on.
+struct KernelsInfo {
+  std::string backend;             ///< "cpu"
+  std::string instruction_set;     ///< "avx512", "avx2", "baseline"
+  std::string matrix_library;      ///< "oneDNN 2.6.3", "OpenBLAS 0.3.21", "own loops"
+  std::vector<std::string> notes;  ///< one line per fallback taken ("no AVX-512: ...")
+};
+
+/// One-device math. One object per rank, used by that rank's compute thread only; uses up to `threads` OpenMP threads inside.
+///
+/// All tensors of a call have one floating dtype (fp32 or fp64 on the CPU; others throw ContractError), are contiguous and do not
+/// overlap unless said. "accumulates" means +=; everything else overwrites. All calls are deterministic: the same inputs give the
+/// same bits, for any number of threads. Shapes are checked (ContractError). Zero rows are legal everywhere and do nothing
+/// (accumulating outputs stay as they are).
+///
+/// [tokens, ...] is [rows * sequence, ...].
+class Kernels {
+ public:
+  virtual ~Kernels() = default;
+
+  [[nodiscard]] virtual KernelsInfo info() const = 0;
+
+  /// out[t] = wte[ids[t]] + wpe[positions[t]]. out [tokens, hidden]; wte [vocabulary, hidden]; wpe [sequence, hidden].
+  virtual void embedding_forward(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions, TensorView wte,
+                                 TensorView wpe, TensorView out) = 0;
+  /// Accumulates: dwte[ids[t]] += dout[t], dwpe[positions[t]] += dout[t], in order of t.
+  virtual void embedding_backward(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions, TensorView dout,
+                                  TensorView dwte, TensorView dwpe) = 0;
+
+  /// y = (x - mean) * rstd * weight + bias over the last dimension; rstd = 1 / sqrt(var + epsilon), var with divisor n.
+  /// x, y [tokens, hidden]; weight, bias [hidden]; mean, rstd [tokens], kept for backward.
+  virtual void layer_norm_forward(TensorView x, TensorView weight, TensorView bias, double epsilon, TensorView y, TensorView mean,
+                                  TensorView rstd) = 0;
+  /// dx[t] (+)= rstd (g - mean(g) - xhat mean(g xhat)), g = dy * weight, xhat = (x - mean) rstd. With `dresidual` (may be the same
+  /// memory as dx) dx = dresidual + that; with an empty view dx = that.
+  virtual void layer_norm_backward_input(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
+                                         TensorView dresidual, TensorView dx) = 0;
+  /// Accumulates: dweight += sum over tokens of dy * xhat, dbias += sum of dy.
+  virtual void layer_norm_backward_weight(TensorView dy, TensorView x, TensorView mean, TensorView rstd, TensorView dweight,
+                                          TensorView dbias) = 0;
+
+  /// y = x W + b. x [tokens, in]; weight [in, out]; bias [out] or empty; y [tokens, out].
+  virtual void linear_forward(TensorView x, TensorView weight, TensorView bias, TensorView y) = 0;
+  /// y_pre = x W + b and y = gelu(y_pre) in one pass. Both [tokens, out].
+  virtual void linear_gelu_forward(TensorView x, TensorView weight, TensorView bias, TensorView y_pre, TensorView y) = 0;
+  /// dx = dy W^T.
+  virtual void linear_backward_input(TensorView dy, TensorView weight, TensorView dx) = 0;
+  /// Accumulates: dweight += x^T dy, dbias += sum over tokens of dy (dbias may be empty).
+  virtual void linear_backward_weight(TensorView x, TensorView dy, TensorView dweight, TensorView dbias) = 0;
+
+  /// out [tokens, heads * head_size]; logsumexp [rows, heads, sequence] is all that is kept of the probabilities: no [T, T]
+  /// matrix per head outlives the call. Dropout acts on the normalised probabilities.
+  virtual void attention_forward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView qkv, TensorView out,
+                                 TensorView logsumexp) = 0;
+  /// dqkv, from the kept qkv, out and logsumexp and the regenerated mask.
+  virtual void attention_backward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView dout, TensorView qkv,
+                                  TensorView out, TensorView logsumexp, TensorView dqkv) = 0;
+  /// Generation: one new token per row. qkv [rows, 3 * heads * head_size] of the new token; key_cache and value_cache
+  /// [rows, capacity, heads * head_size], of which entries [0, length) are set; appends the new key and value as entry `length`,
+  /// then attends over [0, length]. out [rows, heads * head_size].
+  virtual void attention_decode(int heads, std::int64_t head_size, std::int64_t length, TensorView qkv, TensorView key_cache,
+                                TensorView value_cache, TensorView out) = 0;
+
+  /// y = 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), elementwise.
+  virtual void gelu_forward(TensorView x, TensorView y) = 0;
+  /// dx = dy * gelu'(x); dx may be the same memory as dy.
+  virtual void gelu_backward(TensorView dy, TensorView x, TensorView dx) = 0;
+
+  /// out = residual + dropout(x); kept elements are scaled by 1 / (1 - probability). residual may be empty (zero). out may be the
+  /// same memory as x or residual. All [tokens, hidden].
+  virtual void dropout_residual_forward(const DropoutSpec& dropout, TensorView x, TensorView residual, TensorView out) = 0;
+  /// dx = dout * mask / (1 - probability), the mask drawn again. dx may be the same memory as dout.
+  virtual void dropout_backward(const DropoutSpec& dropout, TensorView dout, TensorView dx) = 0;
+
+  /// Cross-entropy, fused with its gradient: for each row with a valid target, loss += logsumexp(logits) - logits[target] (in
+  /// double, rows in order), and logits become dlogits = scale * (softmax - onehot). Rows with kIgnoredTarget add nothing and get
+  /// zero. logits [tokens, vocabulary]; returns the *sum* of the losses. `scale` is 1 / (valid tokens of the whole global batch).
+  [[nodiscard]] virtual double cross_entropy_forward_backward(TensorView logits, std::span<const std::int32_t> targets,
+                                                              double scale) = 0;
+  /// The loss sum alone; logits stay as they are.
+  [[nodiscard]] virtual double cross_entropy_forward(TensorView logits, std::span<const std::int32_t> targets) = 0;
+
+  /// Head with tied or separate embedding [vocabulary, hidden]: logits = x W^T.
+  virtual void head_forward(TensorView x, TensorView embedding, TensorView logits) = 0;
+  /// dx = dlogits W.
+  virtual void head_backward_input(TensorView dlogits, TensorView embedding, TensorView dx) = 0;
+  /// Accumulates: dembedding += dlogits^T x.
+  virtual void head_backward_weight(TensorView x, TensorView dlogits, TensorView dembedding) = 0;
+
+  /// One AdamW update in place (equation at OptimizerConfig), one pass over memory.
+  virtual void adamw(const AdamWStep& step, TensorView gradient, TensorView parameter, TensorView m, TensorView v) = 0;
+  /// p <- p (1 - lr wd) - lr * gradient_scale * g.
+  virtual void sgd(double learning_rate, double weight_decay, double gradient_scale, TensorView gradient, TensorView parameter) = 0;
+  /// Sum of squares in double, in blocks of a fixed size: the same bits for any number of threads.
+  [[nodiscard]] virtual double squared_norm(TensorView x) = 0;
+
+  virtual void fill(TensorView x, double value) = 0;
+  /// x *= factor.
+  virtual void scale(TensorView x, double factor) = 0;
+  /// y += x.
+  virtual void add(TensorView x, TensorView y) = 0;
+};
+
+struct CpuKernelsOptions {
+  int threads = 1;
+  PitfallSet pitfalls;
+  /// "auto", or one of "avx512", "avx2", "baseline", "onednn", "openblas", "own": to test each fallback on any machine.
+  std::string instruction_set = "auto";
+  std::string matrix_library = "auto";
+};
+
+/// Picks the best instruction set and matrix library that this machine has; info() says which, and what was missing.
+/// Throws InputError where an explicitly named one is not available.
+[[nodiscard]] std::unique_ptr<Kernels> make_cpu_kernels(const CpuKernelsOptions& options);
+
+/// Measured peaks of this machine with `threads` threads: the denominators of "share of peak". Takes about a second.
+struct MeasuredPeaks {
+  double fp32_matmul_flops_per_second = 0;  ///< 1024 x 1024 x 1024 and 1024 x 3072 x 768, best of several
+  double memory_bytes_per_second = 0;       ///< triad on arrays far beyond the caches
+};
+[[nodiscard]] MeasuredPeaks measure_peaks(int threads);
+
+}  // namespace tandem

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/tensor.h"
+#include "core/timeline.h"
+
+namespace tandem {
+
+/// What the two ends of a message must agree on; verified on arrival (ContractError naming both where they differ).
+struct Envelope {
+  std::int64_t step = 0;
+  int micro_batch = 0;
+  int chunk = 0;
+  int direction = 0;  ///< 0 forward, 1 backward
+  friend bool operator==(const Envelope&, const Envelope&) = default;
+};
+
+/// A collective or message under way. Move-only; dropping it without waiting is a contract violation that wait() of the next
+/// operation reports. The buffers of the operation belong to it until wait_host() returns.
+class Work {
+ public:
+  class State;
+  Work();
+  explicit Work(std::shared_ptr<State> state);
+  Work(Work&&) noexcept;
+  Work& operator=(Work&&) noexcept;
+  ~Work();
+
+  /// Blocks until the operation is complete. Throws PeerError (a rank failed or aborted; names it), TimeoutError (deadline).
+  void wait_host();
+  [[nodiscard]] bool done() const noexcept;
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+/// Options of one operation.
+struct CommOptions {
+  Purpose purpose = Purpose::other;
+  std::string name;  ///< for timeline and error texts: "all_reduce bucket 3"
+};
+
+/// One group of ranks that communicate. One object per rank, used by that rank's thread; all ranks of the group must issue the same
+/// operations in the same order. Sums are formed in rank order (rank 0 + rank 1 + ...), element by element, in the dtype of the
+/// buffer (in fp32 for 16-bit ones): the same bits on every rank and in every run.
+///
+/// Every operation has a deadline (TimeoutError naming the ranks that have not arrived). After abort(), or once any rank of the world
+/// threw out of its body, every pending and later operation on every other rank throws PeerError naming the rank and its reason.
+/// After such an error the communicator is finished.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  [[nodiscard]] virtual int rank() const noexcept = 0;
+  [[nodiscard]] virtual int size() const noexcept = 0;
+  /// Which world this belongs to: a re-formed world has a higher number and never hears the old one.
+  [[nodiscard]] virtual std::uint64_t generation() const noexcept = 0;
+
+  // Asynchronous forms: return at once, the operation proceeds without further calls.
+  /// data <- sum over ranks of data.
+  [[nodiscard]] virtual Work all_reduce(TensorView data, const CommOptions& options) = 0;
+  /// output <- this rank's part of the sum of inputs; input is split in size() parts of `counts` elements (rank order).
+  [[nodiscard]] virtual Work reduce_scatter(TensorView input, TensorView output, std::span<const std::int64_t> counts,
+                                            const CommOptions& options) = 0;
+  /// output <- concatenation of all ranks' inputs, rank r contributing counts[r] elements. input may lie at its place in output.
+  [[nodiscard]] virtual Work all_gather(TensorView input, TensorView output, std::span<const std::int64_t> counts,
+                                        const CommOptions& options) = 0;
+  /// Rank r gets input part r of every rank: send_counts[r] elements go to rank r, receive_counts[r] come from it.
+  [[nodiscard]] virtual Work all_to_all(TensorView input, std::span<const std::int64_t> send_counts, TensorView output,
+                                        std::span<const std::int64_t> receive_counts, const CommOptions& options) = 0;
+  [[nodiscard]] virtual Work broadcast(TensorView data, int root, const CommOptions& options) = 0;
+  /// Buffered by neither side: complete once the receiver has the bytes. Messages between two ranks keep their order.
+  [[nodiscard]] virtual Work send(TensorView data, int to, const Envelope& envelope, const CommOptions& options) = 0;
+  /// Throws ContractError from wait_host() where the envelope or the size is not the expected one.
+  [[nodiscard]] virtual Work recv(TensorView data, int from, const Envelope& expected, const CommOptions& options) = 0;
+  virtual void barrier() = 0;
+
+  /// A communicator of the ranks that pass the same colour, ordered by (key, rank). Collective.
+  [[nodiscard]] virtual std::unique_ptr<Communicator> split(int colour, int key) = 0;
+
+  /// Ends the whole world: every pending and later operation on other ranks throws PeerError with this rank and reason.
+  virtual void abort(std::string_view reason) noexcept = 0;
+
+  /// Where transfers and waits are recorded; may be null. Borrowed.
+  virtual void set_timeline(Timeline* timeline) noexcept = 0;
+  /// Bytes this rank has put on the wire so far, by purpose, by the algorithm's own count (all_reduce over n ranks of b bytes
+  /// sends 2 b (n - 1) / n; see docs/measuring.md).
+  [[nodiscard]] virtual std::int64_t bytes_sent(Purpose purpose) const noexcept = 0;
+};
+
+/// Blocking shorthands, for host values.
+void all_reduce(Communicator& comm, TensorView data, const CommOptions& options);
+[[nodiscard]] double all_reduce_sum(Communicator& comm, double value);
+[[nodiscard]] std::vector<std::uint64_t> all_gather_u64(Communicator& comm, std::uint64_t value);
+
+struct ThreadsWorldOptions {
+  int ranks = 1;
+  std::chrono::milliseconds deadline{60000};  ///< of each operation
+};
+
+/// Runs `body(communicator)` on `ranks` threads of this process, joins them, and rethrows the *first* failure (in time): the
+/// original exception of the rank that failed, not the PeerErrors that it caused on the others. One rank runs on the calling
+/// thread without any synchronisation.
+void run_threads_world(const ThreadsWorldOptions& options, const std::function<void(Communicator&)>& body);
+
+}  // namespace tandem
