@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "reference/ops.h"
+
+namespace tandem::reference {
+
+/// Causal self-attention of rows of packed documents. Head j is columns [j * size, (j + 1) * size) of each third of qkv.
+///   scores[t, s] = q[t] . k[s] / sqrt(size)   for s = document_starts[t] .. t
+///   p = softmax(scores);   out[t] = sum over s of p[t, s] * factor[t, s] * v[s]
+/// where factor is the dropout mask on probabilities, its element index ((row_id * heads + head) * sequence + t) * sequence + s.
+struct AttentionInput {
+  int heads = 1;
+  std::int64_t hidden = 0;
+  RowPlacement rows;
+  std::span<const std::int32_t> document_starts;  ///< [rows, tokens], index in the row
+  Dropout dropout;
+};
+
+/// qkv [rows, tokens, 3 hidden], out [rows, tokens, hidden], probabilities [rows, heads, tokens, tokens]: p before dropout, zero
+/// outside the mask. Spans as for ops.h.
+template <class Real>
+void attention_forward(const AttentionInput& input, std::span<const Real> qkv, std::span<Real> out, std::span<Real> probabilities,
+                       MultiplyAdds* count = nullptr);
+
+/// dp[t, s] = factor[t, s] dout[t] . v[s];   dscores = p (dp - sum over s of p dp);
+/// dq[t] = sum dscores k / sqrt(size);  dk[s] = sum dscores q / sqrt(size);  dv[s] = sum p factor dout.
+template <class Real>
+void attention_backward(const AttentionInput& input, std::span<const Real> qkv, std::span<const Real> probabilities,
+                        std::span<const Real> dout, std::span<Real> dqkv, MultiplyAdds* count = nullptr);
+
+}  // namespace tandem::reference

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/batch.h"
+#include "reference/gpt.h"
+#include "reference/tensors.h"
+
+/// Data parallelism with N ranks simulated in lockstep: what each rank holds is an element of a vector, and a collective is a
+/// plain loop over it.
+namespace tandem::reference {
+
+struct DataParallelLayout {
+  int ranks = 1;
+  int micro_batches = 1;  ///< of each rank, accumulated one after the other
+};
+
+/// What a rank holds at the end of its backward passes.
+template <class Real>
+struct RankGradients {
+  double loss = 0.0;             ///< this rank's share; the shares add up to the loss of the step
+  NamedTensors<Real> gradients;  ///< sum over its micro-batches, divided by the *global* number of valid tokens
+};
+
+/// One step up to, but without, the reduction. `batch` is the global batch; its rows are dealt by micro_batch_rows(), and a rank
+/// may get none. The result has one element per rank.
+template <class Real>
+[[nodiscard]] std::vector<RankGradients<Real>> local_gradients(const GptConfig& model, const NamedTensors<Real>& parameters,
+                                                               const Batch& batch, DataParallelLayout layout,
+                                                               const std::optional<DropoutStep>& dropout);
+
+/// Every rank's values become sum over ranks r = 0, 1, ... of values[r], added in that order in Real. All of one length.
+template <class Real>
+void all_reduce_sum(std::span<const std::span<Real>> values_of_ranks);
+
+/// Every rank's values become their mean, exchanged as fp16 in both directions:
+///   wire[r] = fp16(values[r]);   mean = fp16((sum over r = 0, 1, ... of wire[r], in Real) / ranks)
+/// The sum is never an fp16 number, so it cannot overflow where no rank's value did, and nothing is divided before it is
+/// summed, so that small values are not flushed to zero.
+template <class Real>
+void all_reduce_mean_f16(std::span<const std::span<Real>> values_of_ranks);
+
+/// Applies all_reduce_sum to every tensor and to the loss: afterwards all elements of `ranks` are equal.
+template <class Real>
+void all_reduce_sum(std::vector<RankGradients<Real>>& ranks);
+
+/// local_gradients() and the reduction: what every rank hands to its optimizer.
+template <class Real>
+[[nodiscard]] RankGradients<Real> data_parallel_gradients(const GptConfig& model, const NamedTensors<Real>& parameters,
+                                                          const Batch& batch, DataParallelLayout layout,
+                                                          const std::optional<DropoutStep>& dropout);
+
+}  // namespace tandem::reference
