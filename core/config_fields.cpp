@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/config_fields.h"
+
+#include <cmath>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace tandem {
+namespace {
+
+constexpr double kLargestInt = std::numeric_limits<int>::max();
+constexpr double kLargestCount = 0x1p53;  // integers up to here are exact in a JSON reader that only knows double
+constexpr FieldRange kAnyCount{.low = 0, .high = kLargestCount};
+constexpr FieldRange kPositiveCount{.low = 1, .high = kLargestCount};
+constexpr FieldRange kPositiveInt{.low = 1, .high = kLargestInt};
+constexpr FieldRange kProbability{.low = 0, .high = 1, .includes_high = false};
+constexpr FieldRange kNonNegative{.low = 0};
+constexpr FieldRange kPositive{.low = 0, .includes_low = false};
+
+// `access` takes a const or a mutable RunConfig and returns a reference to the member.
+template <class Access>
+ConfigField number(std::string section, std::string key, FieldRange range, std::string meaning, Access access) {
+  using Member = std::decay_t<decltype(access(std::declval<RunConfig&>()))>;
+  using Held = std::conditional_t<std::is_same_v<Member, int>, std::int64_t, Member>;
+  ConfigField field;
+  field.section = std::move(section);
+  field.key = std::move(key);
+  field.range = range;
+  field.meaning = std::move(meaning);
+  field.type = std::is_same_v<Held, double>          ? FieldType::real
+               : std::is_same_v<Held, std::uint64_t> ? FieldType::unsigned_integer
+               : std::is_same_v<Held, bool>          ? FieldType::flag
+                                                     : FieldType::integer;
+  field.get = [access](const RunConfig& config) { return FieldValue(static_cast<Held>(access(config))); };
+  field.set = [access](RunConfig& config, const FieldValue& value) {
+    access(config) = static_cast<Member>(std::get<Held>(value));
+  };
+  return field;
+}
+
+template <class Access>
+ConfigField flag(std::string section, std::string key, std::string meaning, Access access) {
+  return number(std::move(section), std::move(key), {}, std::move(meaning), access);
+}
+
+// One of a few words, each standing for a value of the member.
+template <class Value, class Access>
+ConfigField choice(std::string section, std::string key, std::vector<std::pair<std::string, Value>> words, std::string meaning,
+                   Access access) {
+  ConfigField field;
+  field.section = std::move(section);
+  field.key = std::move(key);
+  field.type = FieldType::choice;
+  field.meaning = std::move(meaning);
+  for (const auto& [word, value] : words) field.choices.push_back(word);
+  field.get = [access, words](const RunConfig& config) -> FieldValue {
+    for (const auto& [word, value] : words) {
+      if (value == access(config)) return word;
+    }
+    throw ContractError("a configuration holds a value that has no name");
+  };
+  field.set = [access, words](RunConfig& config, const FieldValue& chosen) {
+    for (const auto& [word, value] : words) {
+      if (word == std::get<std::string>(chosen)) access(config) = value;
+    }
+  };
+  return field;
+}
+
+// Accessors: the member of one section, of a const or a mutable configuration.
+constexpr auto in_model = [](auto member) {
+  return [member](auto& config) -> auto& { return config.model.*member; };
+};
+constexpr auto in_plan = [](auto member) {
+  return [member](auto& config) -> auto& { return config.plan.*member; };
+};
+constexpr auto degree = [](auto member) {
+  return [member](auto& config) -> auto& { return config.plan.parallel.*member; };
+};
+constexpr auto in_batch = [](auto member) {
+  return [member](auto& config) -> auto& { return config.plan.batch.*member; };
+};
+constexpr auto in_optimizer = [](auto member) {
+  return [member](auto& config) -> auto& { return config.optimizer.*member; };
+};
+constexpr auto in_schedule = [](auto member) {
+  return [member](auto& config) -> auto& { return config.schedule.*member; };
+};
+constexpr auto in_run = [](auto member) {
+  return [member](auto& config) -> auto& { return config.*member; };
+};
+
+void add_model(std::vector<ConfigField>& fields) {
+  fields.push_back(
+      number("model", "vocabulary", kPositiveInt, "token ids; 256 for the bytes tokenizer", in_model(&GptConfig::vocabulary)));
+  fields.push_back(number("model", "sequence", kPositiveInt, "longest context in tokens", in_model(&GptConfig::sequence)));
+  fields.push_back(number("model", "layers", kPositiveInt, "transformer blocks", in_model(&GptConfig::layers)));
+  fields.push_back(number("model", "hidden", kPositiveInt, "width of the residual stream", in_model(&GptConfig::hidden)));
+  fields.push_back(number("model", "heads", kPositiveInt, "attention heads; must divide hidden", in_model(&GptConfig::heads)));
+  fields.push_back(number("model", "mlp_hidden", {.low = 0, .high = kLargestInt}, "width of the MLP; 0 means 4 x hidden",
+                          in_model(&GptConfig::mlp_hidden)));
+  fields.push_back(flag("model", "tied", "the head is the token embedding", in_model(&GptConfig::tied)));
+  fields.push_back(
+      number("model", "layer_norm_epsilon", kPositive, "added to the variance", in_model(&GptConfig::layer_norm_epsilon)));
+  fields.push_back(
+      number("model", "embedding_dropout", kProbability, "after the embeddings", in_model(&GptConfig::embedding_dropout)));
+  fields.push_back(
+      number("model", "attention_dropout", kProbability, "of attention probabilities", in_model(&GptConfig::attention_dropout)));
+  fields.push_back(
+      number("model", "residual_dropout", kProbability, "before each residual sum", in_model(&GptConfig::residual_dropout)));
+  ConfigField dropout = number("model", "dropout", kProbability, "sets embedding, attention and residual dropout",
+                               in_model(&GptConfig::embedding_dropout));
+  dropout.shorthand = true;
+  dropout.set = [](RunConfig& config, const FieldValue& value) {
+    config.model.embedding_dropout = config.model.attention_dropout = config.model.residual_dropout = std::get<double>(value);
+  };
+  fields.push_back(std::move(dropout));
+}
+
+void add_plan(std::vector<ConfigField>& fields) {
+  fields.push_back(number("plan", "data", kPositiveInt, "data-parallel ranks", degree(&ParallelDegrees::data)));
+  fields.push_back(number("plan", "tensor", kPositiveInt, "tensor-parallel ranks", degree(&ParallelDegrees::tensor)));
+  fields.push_back(number("plan", "pipeline", kPositiveInt, "pipeline stages", degree(&ParallelDegrees::pipeline)));
+  fields.push_back(number("plan", "context", kPositiveInt, "context-parallel ranks", degree(&ParallelDegrees::context)));
+  fields.push_back(number("plan", "expert", kPositiveInt, "expert-parallel ranks", degree(&ParallelDegrees::expert)));
+  ConfigField precision = choice<std::string>("plan", "precision", {{"fp32", "fp32"}, {"fp64", "fp64"}}, "arithmetic of the step",
+                                              in_plan(&TrainingPlan::precision));
+  precision.set = [](RunConfig& config, const FieldValue& value) {
+    config.plan.precision = std::get<std::string>(value);
+    config.plan.numerics = numerics_from_precision(config.plan.precision);
+  };
+  fields.push_back(std::move(precision));
+  fields.push_back(number("plan", "rows", kPositiveCount, "sequences per step, over all ranks", in_batch(&GlobalBatch::rows)));
+  fields.push_back(number("plan", "micro_batches", kPositiveInt, "gradient accumulation: micro-batches per data rank and step",
+                          in_batch(&GlobalBatch::micro_batches)));
+  fields.push_back(number(
+      "plan", "bucket_bytes", kAnyCount, "size of a gradient bucket; 0 means one bucket",
+      [](auto& config) -> auto& { return config.plan.buckets.bucket_bytes; }));
+  fields.push_back(choice<std::string>("plan", "pipeline_schedule", {{"none", "none"}}, "order of pipeline work",
+                                       in_plan(&TrainingPlan::schedule)));
+  fields.push_back(choice<std::string>("plan", "recompute", {{"none", "none"}}, "activations computed again in the backward pass",
+                                       in_plan(&TrainingPlan::recompute)));
+  fields.push_back(number("plan", "zero", {.low = 0, .high = 0}, "ZeRO stage", in_plan(&TrainingPlan::zero_stage)));
+  fields.push_back(
+      number("plan", "threads_per_rank", kPositiveInt, "threads inside a rank", in_plan(&TrainingPlan::threads_per_rank)));
+}
+
+void add_optimizer(std::vector<ConfigField>& fields) {
+  fields.push_back(choice<OptimizerKind>("optimizer", "optimizer", {{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}},
+                                         "update rule", in_optimizer(&OptimizerConfig::kind)));
+  fields.push_back(number("optimizer", "learning_rate", kNonNegative, "peak; the schedule scales it",
+                          in_optimizer(&OptimizerConfig::learning_rate)));
+  fields.push_back(
+      number("optimizer", "beta1", kProbability, "decay of the first moment", in_optimizer(&OptimizerConfig::beta1)));
+  fields.push_back(
+      number("optimizer", "beta2", kProbability, "decay of the second moment", in_optimizer(&OptimizerConfig::beta2)));
+  fields.push_back(number("optimizer", "epsilon", kPositive, "added to the root of the second moment",
+                          in_optimizer(&OptimizerConfig::epsilon)));
+  fields.push_back(number("optimizer", "weight_decay", kNonNegative, "decoupled; of matrices and embeddings only",
+                          in_optimizer(&OptimizerConfig::weight_decay)));
+  fields.push_back(number("optimizer", "max_grad_norm", kNonNegative, "gradients are clipped to this norm; 0 means never",
+                          in_optimizer(&OptimizerConfig::max_grad_norm)));
+}
+
+void add_schedule(std::vector<ConfigField>& fields) {
+  fields.push_back(choice<ScheduleKind>("schedule", "learning_rate_schedule",
+                                        {{"constant", ScheduleKind::constant}, {"cosine", ScheduleKind::cosine}},
+                                        "shape after the warm-up", in_schedule(&ScheduleConfig::kind)));
+  fields.push_back(
+      number("schedule", "warmup_steps", kAnyCount, "steps of linear warm-up", in_schedule(&ScheduleConfig::warmup_steps)));
+  fields.push_back(number("schedule", "decay_steps", kAnyCount, "step at which min_ratio is reached; 0 means the last",
+                          in_schedule(&ScheduleConfig::decay_steps)));
+  fields.push_back(number("schedule", "min_ratio", {.low = 0, .high = 1}, "final learning rate as a part of the peak",
+                          in_schedule(&ScheduleConfig::min_ratio)));
+}
+
+void add_run(std::vector<ConfigField>& fields) {
+  fields.push_back(number("run", "steps", kAnyCount, "training steps", in_run(&RunConfig::steps)));
+  fields.push_back(number("run", "seed", {}, "of parameters, data order and dropout", in_run(&RunConfig::seed)));
+  fields.push_back(choice<Initialization>(
+      "run", "initialization", {{"gpt2", Initialization::gpt2}, {"scattered", Initialization::scattered}},
+      "how parameters start; scattered: no zeros and ones, for checks", in_run(&RunConfig::initialization)));
+  fields.push_back(
+      number("run", "validation_fraction", kProbability, "part of the data held out", in_run(&RunConfig::validation_fraction)));
+  fields.push_back(
+      number("run", "evaluate_every_steps", kAnyCount, "0 means at the end only", in_run(&RunConfig::evaluate_every_steps)));
+  fields.push_back(
+      number("run", "evaluate_batches", kPositiveCount, "batches of one evaluation", in_run(&RunConfig::evaluate_batches)));
+  fields.push_back(
+      number("run", "checkpoint_every_steps", kAnyCount, "0 means at the end only", in_run(&RunConfig::checkpoint_every_steps)));
+}
+
+bool is_limit(double end) { return std::isfinite(end) && end < kLargestInt; }
+
+std::string interval(const FieldRange& range) {
+  return fmt::format("{}{}, {}{}", range.includes_low ? '[' : '(', range.low, range.high, range.includes_high ? ']' : ')');
+}
+
+}  // namespace
+
+const std::vector<ConfigField>& config_fields() {
+  static const std::vector<ConfigField> kFields = [] {
+    std::vector<ConfigField> fields;
+    add_model(fields);
+    add_plan(fields);
+    add_optimizer(fields);
+    add_schedule(fields);
+    add_run(fields);
+    return fields;
+  }();
+  return kFields;
+}
+
+std::string accepted_values(const ConfigField& field) {
+  const FieldRange& range = field.range;
+  switch (field.type) {
+    case FieldType::flag: return "true or false";
+    case FieldType::unsigned_integer: return fmt::format("an integer from 0 to {}", std::numeric_limits<std::uint64_t>::max());
+    case FieldType::integer:
+      return range.low == range.high ? fmt::format("{:.0f}", range.low)
+                                     : fmt::format("an integer from {:.0f} to {:.0f}", range.low, range.high);
+    case FieldType::real:
+      return is_limit(range.high) ? fmt::format("a number in {}", interval(range))
+                                  : fmt::format("a number {} {}", range.includes_low ? "of at least" : "above", range.low);
+    case FieldType::choice: break;
+  }
+  return field.choices.size() == 1 ? field.choices.front() : fmt::format("one of: {}", fmt::join(field.choices, ", "));
+}
+
+std::string type_column(const ConfigField& field) {
+  const FieldRange& range = field.range;
+  const std::string_view type = field.type == FieldType::real ? "number" : "integer";
+  switch (field.type) {
+    case FieldType::flag: return "true|false";
+    case FieldType::choice: return fmt::format("{}", fmt::join(field.choices, "|"));
+    case FieldType::unsigned_integer: return "integer >= 0";
+    case FieldType::integer:
+    case FieldType::real: break;
+  }
+  if (range.low == range.high) return fmt::format("{}", range.low);
+  return is_limit(range.high) ? fmt::format("{} in {}", type, interval(range))
+                              : fmt::format("{} {} {}", type, range.includes_low ? ">=" : ">", range.low);
+}
+
+}  // namespace tandem
