@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/batch.h"
+
+namespace tandem {
+
+/// Where training and validation batches come from. A pure function of its construction and the arguments: any batch can be asked
+/// for in any order, by any rank, from any thread, so that a resumed run needs no state but its step.
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+
+  /// Rows [rows.begin, rows.end) of the global batch of `step` (from 0) that has `global_rows` rows; row_ids are the indices in
+  /// the global batch. Equal to the same rows of training_batch(), however the rows are dealt to ranks.
+  [[nodiscard]] virtual Batch training_rows(std::int64_t step, std::int64_t global_rows, Interval rows) const = 0;
+  [[nodiscard]] Batch training_batch(std::int64_t step, std::int64_t rows) const { return training_rows(step, rows, {0, rows}); }
+
+  /// Held-out rows [index * rows, (index + 1) * rows) in their fixed order; the last batch may have fewer; empty beyond it.
+  [[nodiscard]] virtual std::optional<Batch> validation_batch(std::int64_t index, std::int64_t rows) const = 0;
+
+  /// Every id is in [0, vocabulary()).
+  [[nodiscard]] virtual std::int64_t vocabulary() const noexcept = 0;
+  /// Tokens of a row.
+  [[nodiscard]] virtual std::int64_t sequence() const noexcept = 0;
+  /// Training tokens that exist; empty when unlimited.
+  [[nodiscard]] virtual std::optional<std::int64_t> training_tokens() const noexcept = 0;
+  /// Training rows of one epoch; empty when unlimited.
+  [[nodiscard]] virtual std::optional<std::int64_t> epoch_rows() const noexcept = 0;
+  /// One line for the log: what, how much, how it is split.
+  [[nodiscard]] virtual std::string describe() const = 0;
+};
+
+}  // namespace tandem

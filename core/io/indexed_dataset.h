@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include "core/batch.h"
+#include "core/dtype.h"
+#include "core/io/atomic_file.h"
+#include "core/io/mapped_file.h"
+
+namespace tandem {
+
+/// PREFIX.bin and PREFIX.idx, the names of the two files of an indexed dataset.
+[[nodiscard]] std::filesystem::path bin_path(const std::filesystem::path& prefix);
+[[nodiscard]] std::filesystem::path idx_path(const std::filesystem::path& prefix);
+
+/// Writes Megatron-LM's indexed format (docs/formats.md): a .bin of all tokens in a row, and an .idx with the length and place of
+/// each sequence and the sequences of each document. Tokens go straight to disk; memory grows by 4 bytes a sequence and 8 a
+/// document.
+///
+/// Both files appear together at commit(); an older pair stays as it was until then, and a crash in between leaves old .bin and
+/// .idx, a .bin alone, or the new pair, never a mixed one. Throws IoError as AtomicFile.
+class IndexedDatasetWriter {
+ public:
+  /// dtype: u8, u16, i16, i32 or i64.
+  IndexedDatasetWriter(std::filesystem::path prefix, DType dtype);
+
+  /// Appends one sequence to the current document. Throws ContractError where a token does not fit the dtype.
+  void add_sequence(std::span<const std::int32_t> tokens);
+  /// The same for tokens that are in the dtype already (dtype u8 only).
+  void add_sequence(std::span<const std::uint8_t> tokens);
+  /// Ends the current document, which may be empty.
+  void end_document();
+  /// Throws ContractError where sequences follow the last end_document().
+  void commit();
+
+  [[nodiscard]] std::int64_t num_tokens() const noexcept { return num_tokens_; }
+  [[nodiscard]] std::int64_t num_documents() const noexcept { return static_cast<std::int64_t>(document_ends_.size()); }
+
+ private:
+  void record_sequence(std::size_t tokens);
+  void write_index();
+
+  std::filesystem::path prefix_;
+  DType dtype_;
+  AtomicFile bin_;
+  AtomicFile idx_;
+  std::vector<std::int32_t> sequence_sizes_;
+  std::vector<std::int64_t> document_ends_;  ///< number of sequences up to the end of each document
+  std::int64_t num_tokens_ = 0;
+};
+
+/// An indexed dataset, memory-mapped. Positions are 64-bit and count tokens from the start of the .bin. Nothing is copied: memory
+/// does not grow with the data. Safe to read from several threads.
+///
+/// The constructor checks magic, version, dtype code, counts against the size of the .idx, every length, that each sequence
+/// starts where the one before it ends, the documents' sequence ranges, and the size of the .bin. What is wrong is an InputError
+/// with file, place and numbers.
+class IndexedDataset {
+ public:
+  explicit IndexedDataset(const std::filesystem::path& prefix);
+
+  [[nodiscard]] DType dtype() const noexcept { return dtype_; }
+  [[nodiscard]] std::int64_t num_sequences() const noexcept { return num_sequences_; }
+  [[nodiscard]] std::int64_t num_documents() const noexcept { return num_documents_; }
+  [[nodiscard]] std::int64_t num_tokens() const noexcept { return num_tokens_; }
+
+  /// Tokens of sequence `index`, and sequences of document `index`.
+  [[nodiscard]] Interval sequence(std::int64_t index) const;
+  [[nodiscard]] Interval document_sequences(std::int64_t index) const;
+  /// First token of document `index`; num_tokens() for index = num_documents().
+  [[nodiscard]] std::int64_t document_begin(std::int64_t index) const;
+
+  /// Copies tokens [first, first + out.size()) to `out`. Throws ContractError beyond the end, InputError on a token that does not
+  /// fit 32 bits.
+  void read(std::int64_t first, std::span<std::int32_t> out) const;
+  [[nodiscard]] std::span<const std::byte> bin_bytes() const noexcept { return bin_.bytes(); }
+
+ private:
+  void read_header();
+  void check_sequences() const;
+  void check_documents() const;
+  [[nodiscard]] std::int32_t size_at(std::int64_t index) const noexcept;
+  [[nodiscard]] std::int64_t pointer_at(std::int64_t index) const noexcept;
+  [[nodiscard]] std::int64_t document_at(std::int64_t index) const noexcept;
+
+  MappedFile idx_;
+  MappedFile bin_;
+  DType dtype_ = DType::u8;
+  std::int64_t num_sequences_ = 0;
+  std::int64_t num_documents_ = 0;
+  std::int64_t num_tokens_ = 0;
+};
+
+}  // namespace tandem
