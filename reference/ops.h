@@ -24,7 +24,7 @@ struct MultiplyAdds {
   [[nodiscard]] std::int64_t total() const noexcept { return linear + attention; }
 };
 
-/// x[t] = token_table[ids[t]] + position_table[positions[t]], summed over nothing: one row of `hidden` numbers per token.
+/// out[t] = token_table[ids[t]] + position_table[positions[t]].
 /// token_table [vocabulary, hidden], position_table [sequence, hidden], ids and positions [tokens], out [tokens, hidden].
 template <class Real>
 void embedding_forward(std::span<const Real> token_table, std::span<const Real> position_table, std::span<const std::int32_t> ids,

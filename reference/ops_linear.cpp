@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reference/ops.h"
+#include "reference/require.h"
+
+namespace tandem::reference {
+namespace {
+
+void count_product(MultiplyAdds* count, LinearSize size) {
+  if (count != nullptr) count->linear += size.rows * size.in * size.out;
+}
+
+}  // namespace
+
+template <class Real>
+void linear_forward(LinearSize size, std::span<const Real> x, std::span<const Real> weight, std::span<const Real> bias,
+                    std::span<Real> y, MultiplyAdds* count) {
+  require_size(x, size.rows * size.in, "x");
+  require_size(weight, size.in * size.out, "weight");
+  require_size(bias, size.out, "bias");
+  require_size(y, size.rows * size.out, "y");
+  for (std::int64_t row = 0; row < size.rows; ++row) {
+    const auto in = row_of(x, row, size.in);
+    const auto out = row_of(y, row, size.out);
+    for (std::int64_t o = 0; o < size.out; ++o) out[o] = bias[o];
+    for (std::int64_t i = 0; i < size.in; ++i) {
+      const auto weights = row_of(weight, i, size.out);
+      for (std::int64_t o = 0; o < size.out; ++o) out[o] += in[i] * weights[o];
+    }
+  }
+  count_product(count, size);
+}
+
+template <class Real>
+void linear_backward(LinearSize size, std::span<const Real> x, std::span<const Real> weight, std::span<const Real> dy,
+                     std::span<Real> dx, std::span<Real> dweight, std::span<Real> dbias, MultiplyAdds* count) {
+  require_size(x, size.rows * size.in, "x");
+  require_size(weight, size.in * size.out, "weight");
+  require_size(dy, size.rows * size.out, "dy");
+  require_size(dx, size.rows * size.in, "dx");
+  require_size(dweight, size.in * size.out, "dweight");
+  require_size(dbias, size.out, "dbias");
+  for (std::int64_t row = 0; row < size.rows; ++row) {
+    const auto in = row_of(x, row, size.in);
+    const auto gradient = row_of(dy, row, size.out);
+    const auto out = row_of(dx, row, size.in);
+    for (std::int64_t i = 0; i < size.in; ++i) {
+      const auto weights = row_of(weight, i, size.out);
+      Real sum = 0;
+      for (std::int64_t o = 0; o < size.out; ++o) sum += gradient[o] * weights[o];
+      out[i] = sum;
+    }
+    for (std::int64_t i = 0; i < size.in; ++i) {
+      const auto dweights = row_of(dweight, i, size.out);
+      for (std::int64_t o = 0; o < size.out; ++o) dweights[o] += in[i] * gradient[o];
+    }
+    for (std::int64_t o = 0; o < size.out; ++o) dbias[o] += gradient[o];
+  }
+  count_product(count, size);
+  count_product(count, size);
+}
+
+template <class Real>
+void head_forward(LinearSize size, std::span<const Real> x, std::span<const Real> table, std::span<Real> logits,
+                  MultiplyAdds* count) {
+  require_size(x, size.rows * size.in, "x");
+  require_size(table, size.in * size.out, "table");
+  require_size(logits, size.rows * size.out, "logits");
+  for (std::int64_t row = 0; row < size.rows; ++row) {
+    const auto in = row_of(x, row, size.in);
+    const auto out = row_of(logits, row, size.out);
+    for (std::int64_t o = 0; o < size.out; ++o) {
+      const auto weights = row_of(table, o, size.in);
+      Real sum = 0;
+      for (std::int64_t i = 0; i < size.in; ++i) sum += in[i] * weights[i];
+      out[o] = sum;
+    }
+  }
+  count_product(count, size);
+}
+
+template <class Real>
+void head_backward(LinearSize size, std::span<const Real> x, std::span<const Real> table, std::span<const Real> dlogits,
+                   std::span<Real> dx, std::span<Real> dtable, MultiplyAdds* count) {
+  require_size(x, size.rows * size.in, "x");
+  require_size(table, size.in * size.out, "table");
+  require_size(dlogits, size.rows * size.out, "dlogits");
+  require_size(dx, size.rows * size.in, "dx");
+  require_size(dtable, size.in * size.out, "dtable");
+  for (std::int64_t row = 0; row < size.rows; ++row) {
+    const auto in = row_of(x, row, size.in);
+    const auto gradient = row_of(dlogits, row, size.out);
+    const auto out = row_of(dx, row, size.in);
+    for (std::int64_t i = 0; i < size.in; ++i) out[i] = 0;
+    for (std::int64_t o = 0; o < size.out; ++o) {
+      const auto weights = row_of(table, o, size.in);
+      const auto dweights = row_of(dtable, o, size.in);
+      for (std::int64_t i = 0; i < size.in; ++i) out[i] += gradient[o] * weights[i];
+      for (std::int64_t i = 0; i < size.in; ++i) dweights[i] += gradient[o] * in[i];
+    }
+  }
+  count_product(count, size);
+  count_product(count, size);
+}
+
+template void linear_forward(LinearSize, std::span<const float>, std::span<const float>, std::span<const float>, std::span<float>,
+                             MultiplyAdds*);
+template void linear_forward(LinearSize, std::span<const double>, std::span<const double>, std::span<const double>,
+                             std::span<double>, MultiplyAdds*);
+template void linear_backward(LinearSize, std::span<const float>, std::span<const float>, std::span<const float>,
+                              std::span<float>, std::span<float>, std::span<float>, MultiplyAdds*);
+template void linear_backward(LinearSize, std::span<const double>, std::span<const double>, std::span<const double>,
+                              std::span<double>, std::span<double>, std::span<double>, MultiplyAdds*);
+template void head_forward(LinearSize, std::span<const float>, std::span<const float>, std::span<float>, MultiplyAdds*);
+template void head_forward(LinearSize, std::span<const double>, std::span<const double>, std::span<double>, MultiplyAdds*);
+template void head_backward(LinearSize, std::span<const float>, std::span<const float>, std::span<const float>, std::span<float>,
+                            std::span<float>, MultiplyAdds*);
+template void head_backward(LinearSize, std::span<const double>, std::span<const double>, std::span<const double>,
+                            std::span<double>, std::span<double>, MultiplyAdds*);
+
+}  // namespace tandem::reference
