@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reference/block.h"
+
+#include <fmt/format.h>
+
+namespace tandem::reference {
+namespace {
+
+std::string block_prefix(int layer) { return fmt::format("h.{}.", layer); }
+
+/// The linear layer whose parameters are `name`.weight and `name`.bias.
+template <class Real>
+std::vector<Real> named_linear(const PassContext<Real>& context, const std::string& name, LinearSize size,
+                               std::span<const Real> x) {
+  std::vector<Real> y(static_cast<std::size_t>(size.rows * size.out));
+  linear_forward<Real>(size, x, context.parameter(name + ".weight"), context.parameter(name + ".bias"), y,
+                       context.pass.multiply_adds);
+  context.trace(name, y);
+  return y;
+}
+
+/// Returns dx; adds to the gradients of `name`.
+template <class Real>
+std::vector<Real> named_linear_backward(const PassContext<Real>& context, const std::string& name, LinearSize size,
+                                        std::span<const Real> x, std::span<const Real> dy, NamedTensors<Real>& gradients) {
+  context.trace("d." + name, dy);
+  std::vector<Real> dx(static_cast<std::size_t>(size.rows * size.in));
+  linear_backward<Real>(size, x, context.parameter(name + ".weight"), dy, dx, tensor(gradients, name + ".weight"),
+                        tensor(gradients, name + ".bias"), context.pass.multiply_adds);
+  return dx;
+}
+
+template <class Real>
+AttentionInput attention_input(const PassContext<Real>& context, int layer) {
+  const GptConfig& model = context.model;
+  return {model.heads, model.hidden, context.placement(), context.batch.document_starts,
+          context.dropout(model.attention_dropout, DropoutSite::attention_probability, layer)};
+}
+
+template <class Real>
+Dropout residual_dropout(const PassContext<Real>& context, DropoutSite site, int layer) {
+  return context.dropout(context.model.residual_dropout, site, layer);
+}
+
+}  // namespace
+
+template <class Real>
+NormActivations<Real> norm_forward(const PassContext<Real>& context, const std::string& name, std::span<const Real> x) {
+  NormActivations<Real> kept{std::vector<Real>(x.size()), std::vector<Real>(context.count(1)),
+                             std::vector<Real>(context.count(1))};
+  layer_norm_forward<Real>(x, context.parameter(name + ".weight"), context.parameter(name + ".bias"),
+                           context.model.layer_norm_epsilon, kept.out, {kept.mean, kept.reciprocal_stddev});
+  context.trace(name, kept.out);
+  return kept;
+}
+
+template <class Real>
+std::vector<Real> norm_backward(const PassContext<Real>& context, const std::string& name, std::span<const Real> x,
+                                const NormActivations<Real>& kept, std::span<const Real> dy, NamedTensors<Real>& gradients) {
+  context.trace("d." + name, dy);
+  std::vector<Real> dx(x.size());
+  layer_norm_backward<Real>(x, context.parameter(name + ".weight"), {kept.mean, kept.reciprocal_stddev}, dy, dx,
+                            tensor(gradients, name + ".weight"), tensor(gradients, name + ".bias"));
+  return dx;
+}
+
+template <class Real>
+void block_forward(const PassContext<Real>& context, int layer, std::vector<Real>& h, BlockActivations<Real>& kept) {
+  const std::string prefix = block_prefix(layer);
+  const std::int64_t tokens = context.tokens();
+  const std::int64_t hidden = context.model.hidden;
+  const std::int64_t width = context.model.mlp_width();
+  const RowPlacement placement = context.placement();
+
+  kept.input = h;
+  kept.norm_1 = norm_forward<Real>(context, prefix + "ln_1", kept.input);
+  kept.qkv = named_linear<Real>(context, prefix + "attn.c_attn", {tokens, hidden, 3 * hidden}, kept.norm_1.out);
+  kept.probabilities.resize(context.count(context.model.heads * context.batch.sequence));
+  kept.attention.resize(context.count(hidden));
+  attention_forward<Real>(attention_input(context, layer), kept.qkv, kept.attention, kept.probabilities,
+                          context.pass.multiply_adds);
+  context.trace(prefix + "attn", kept.attention);
+  std::vector<Real> branch = named_linear<Real>(context, prefix + "attn.c_proj", {tokens, hidden, hidden}, kept.attention);
+  apply_dropout<Real>(residual_dropout(context, DropoutSite::attention_residual, layer), placement, branch, branch);
+  kept.middle.resize(h.size());
+  add<Real>(kept.input, branch, kept.middle);
+  context.trace(prefix + "middle", kept.middle);
+
+  kept.norm_2 = norm_forward<Real>(context, prefix + "ln_2", kept.middle);
+  kept.mlp_in = named_linear<Real>(context, prefix + "mlp.c_fc", {tokens, hidden, width}, kept.norm_2.out);
+  kept.mlp_out.resize(kept.mlp_in.size());
+  gelu_forward<Real>(kept.mlp_in, kept.mlp_out);
+  context.trace(prefix + "mlp.gelu", kept.mlp_out);
+  branch = named_linear<Real>(context, prefix + "mlp.c_proj", {tokens, width, hidden}, kept.mlp_out);
+  apply_dropout<Real>(residual_dropout(context, DropoutSite::mlp_residual, layer), placement, branch, branch);
+  add<Real>(kept.middle, branch, h);
+  context.trace(fmt::format("h.{}", layer), h);
+}
+
+template <class Real>
+void block_backward(const PassContext<Real>& context, int layer, const BlockActivations<Real>& kept, std::vector<Real>& dh,
+                    NamedTensors<Real>& gradients) {
+  const std::string prefix = block_prefix(layer);
+  const std::int64_t tokens = context.tokens();
+  const std::int64_t hidden = context.model.hidden;
+  const std::int64_t width = context.model.mlp_width();
+  const RowPlacement placement = context.placement();
+  context.trace(fmt::format("d.h.{}", layer), dh);
+
+  // Gradient of the branch, which ends in dropout; that of the residual path is dh itself.
+  std::vector<Real> dbranch(dh.size());
+  apply_dropout<Real>(residual_dropout(context, DropoutSite::mlp_residual, layer), placement, dh, dbranch);
+  std::vector<Real> dmlp =
+      named_linear_backward<Real>(context, prefix + "mlp.c_proj", {tokens, width, hidden}, kept.mlp_out, dbranch, gradients);
+  context.trace("d." + prefix + "mlp.gelu", dmlp);
+  gelu_backward<Real>(kept.mlp_in, dmlp, dmlp);
+  const std::vector<Real> dnorm_2 =
+      named_linear_backward<Real>(context, prefix + "mlp.c_fc", {tokens, hidden, width}, kept.norm_2.out, dmlp, gradients);
+  add<Real>(dh, norm_backward<Real>(context, prefix + "ln_2", kept.middle, kept.norm_2, dnorm_2, gradients), dh);
+  context.trace("d." + prefix + "middle", dh);
+
+  apply_dropout<Real>(residual_dropout(context, DropoutSite::attention_residual, layer), placement, dh, dbranch);
+  const std::vector<Real> dattention =
+      named_linear_backward<Real>(context, prefix + "attn.c_proj", {tokens, hidden, hidden}, kept.attention, dbranch, gradients);
+  context.trace("d." + prefix + "attn", dattention);
+  std::vector<Real> dqkv(kept.qkv.size());
+  attention_backward<Real>(attention_input(context, layer), kept.qkv, kept.probabilities, dattention, dqkv,
+                           context.pass.multiply_adds);
+  const std::vector<Real> dnorm_1 = named_linear_backward<Real>(context, prefix + "attn.c_attn", {tokens, hidden, 3 * hidden},
+                                                                kept.norm_1.out, dqkv, gradients);
+  add<Real>(dh, norm_backward<Real>(context, prefix + "ln_1", kept.input, kept.norm_1, dnorm_1, gradients), dh);
+}
+
+template NormActivations<float> norm_forward(const PassContext<float>&, const std::string&, std::span<const float>);
+template NormActivations<double> norm_forward(const PassContext<double>&, const std::string&, std::span<const double>);
+template std::vector<float> norm_backward(const PassContext<float>&, const std::string&, std::span<const float>,
+                                          const NormActivations<float>&, std::span<const float>, NamedTensors<float>&);
+template std::vector<double> norm_backward(const PassContext<double>&, const std::string&, std::span<const double>,
+                                           const NormActivations<double>&, std::span<const double>, NamedTensors<double>&);
+template void block_forward(const PassContext<float>&, int, std::vector<float>&, BlockActivations<float>&);
+template void block_forward(const PassContext<double>&, int, std::vector<double>&, BlockActivations<double>&);
+template void block_backward(const PassContext<float>&, int, const BlockActivations<float>&, std::vector<float>&,
+                             NamedTensors<float>&);
+template void block_backward(const PassContext<double>&, int, const BlockActivations<double>&, std::vector<double>&,
+                             NamedTensors<double>&);
+
+}  // namespace tandem::reference

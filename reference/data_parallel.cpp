@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reference/data_parallel.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "core/dtype.h"
+#include "core/error.h"
+#include "reference/require.h"
+
+namespace tandem::reference {
+namespace {
+
+template <class Real>
+void require_equal_lengths(std::span<const std::span<Real>> values_of_ranks) {
+  TANDEM_CHECK(!values_of_ranks.empty(), "no ranks");
+  const auto length = static_cast<std::int64_t>(values_of_ranks.front().size());
+  for (const std::span<Real> values : values_of_ranks) require_size(values, length, "a rank's values");
+}
+
+/// `value` as it arrives after travelling as fp16.
+template <class Real>
+Real over_f16_wire(Real value) {
+  return static_cast<Real>(from_f16_bits(to_f16_bits(static_cast<float>(value))));
+}
+
+}  // namespace
+
+template <class Real>
+std::vector<RankGradients<Real>> local_gradients(const GptConfig& model, const NamedTensors<Real>& parameters, const Batch& batch,
+                                                 DataParallelLayout layout, const std::optional<DropoutStep>& dropout) {
+  const Pass<Real> pass{.valid_tokens = batch.valid_tokens(), .dropout = dropout};
+  std::vector<RankGradients<Real>> ranks;
+  for (int rank = 0; rank < layout.ranks; ++rank) {
+    RankGradients<Real> own{0.0, zero_tensors<Real>(model)};
+    for (int micro_batch = 0; micro_batch < layout.micro_batches; ++micro_batch) {
+      const Interval rows = micro_batch_rows(batch.rows, layout.ranks, rank, layout.micro_batches, micro_batch);
+      own.loss += loss_and_gradients(model, parameters, slice_rows(batch, rows.begin, rows.size()), pass, own.gradients);
+    }
+    ranks.push_back(std::move(own));
+  }
+  return ranks;
+}
+
+template <class Real>
+void all_reduce_sum(std::span<const std::span<Real>> values_of_ranks) {
+  require_equal_lengths(values_of_ranks);
+  for (std::size_t i = 0; i < values_of_ranks.front().size(); ++i) {
+    Real sum = 0;
+    for (const std::span<Real> values : values_of_ranks) sum += values[i];
+    for (const std::span<Real> values : values_of_ranks) values[i] = sum;
+  }
+}
+
+template <class Real>
+void all_reduce_mean_f16(std::span<const std::span<Real>> values_of_ranks) {
+  require_equal_lengths(values_of_ranks);
+  const auto ranks = static_cast<Real>(values_of_ranks.size());
+  for (std::size_t i = 0; i < values_of_ranks.front().size(); ++i) {
+    Real sum = 0;
+    for (const std::span<Real> values : values_of_ranks) sum += over_f16_wire(values[i]);
+    const Real mean = over_f16_wire(sum / ranks);
+    for (const std::span<Real> values : values_of_ranks) values[i] = mean;
+  }
+}
+
+template <class Real>
+void all_reduce_sum(std::vector<RankGradients<Real>>& ranks) {
+  TANDEM_CHECK(!ranks.empty(), "no ranks");
+  for (const auto& [name, values] : ranks.front().gradients) {
+    std::vector<std::span<Real>> values_of_ranks;
+    for (RankGradients<Real>& rank : ranks) values_of_ranks.push_back(tensor(rank.gradients, name));
+    all_reduce_sum<Real>(values_of_ranks);
+  }
+  double loss = 0.0;
+  for (const RankGradients<Real>& rank : ranks) loss += rank.loss;
+  for (RankGradients<Real>& rank : ranks) rank.loss = loss;
+}
+
+template <class Real>
+RankGradients<Real> data_parallel_gradients(const GptConfig& model, const NamedTensors<Real>& parameters, const Batch& batch,
+                                            DataParallelLayout layout, const std::optional<DropoutStep>& dropout) {
+  std::vector<RankGradients<Real>> ranks = local_gradients(model, parameters, batch, layout, dropout);
+  all_reduce_sum(ranks);
+  return std::move(ranks.front());
+}
+
+template std::vector<RankGradients<float>> local_gradients(const GptConfig&, const NamedTensors<float>&, const Batch&,
+                                                           DataParallelLayout, const std::optional<DropoutStep>&);
+template std::vector<RankGradients<double>> local_gradients(const GptConfig&, const NamedTensors<double>&, const Batch&,
+                                                            DataParallelLayout, const std::optional<DropoutStep>&);
+template void all_reduce_sum(std::span<const std::span<float>>);
+template void all_reduce_sum(std::span<const std::span<double>>);
+template void all_reduce_mean_f16(std::span<const std::span<float>>);
+template void all_reduce_mean_f16(std::span<const std::span<double>>);
+template void all_reduce_sum(std::vector<RankGradients<float>>&);
+template void all_reduce_sum(std::vector<RankGradients<double>>&);
+template RankGradients<float> data_parallel_gradients(const GptConfig&, const NamedTensors<float>&, const Batch&,
+                                                      DataParallelLayout, const std::optional<DropoutStep>&);
+template RankGradients<double> data_parallel_gradients(const GptConfig&, const NamedTensors<double>&, const Batch&,
+                                                       DataParallelLayout, const std::optional<DropoutStep>&);
+
+}  // namespace tandem::reference
