@@ -25,8 +25,9 @@ struct TensorSummary {
 
 /// One tensor as a golden set stores it: whole, or every stride-th of its row-major elements.
 struct GoldenTensor {
-  Shape shape;              ///< of the whole tensor
-  std::int64_t stride = 1;  ///< values[i] is element i * stride
+  Shape shape;                ///< of the whole tensor
+  std::int64_t stride = 1;    ///< values[i] is element i * stride
+  DType stored = DType::f64;  ///< f32 in some files: then the values carry that rounding
   std::vector<double> values;
   TensorSummary summary;  ///< always of the whole tensor
 };
