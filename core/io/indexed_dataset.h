@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/batch.h"
@@ -81,8 +82,9 @@ class IndexedDataset {
 
  private:
   void read_header();
-  void check_sequences() const;
+  void check_sequences();
   void check_documents() const;
+  [[noreturn]] void refuse_bin(const std::string& index_says) const;
   [[nodiscard]] std::int32_t size_at(std::int64_t index) const noexcept;
   [[nodiscard]] std::int64_t pointer_at(std::int64_t index) const noexcept;
   [[nodiscard]] std::int64_t document_at(std::int64_t index) const noexcept;
