@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/model_config.h"
@@ -24,15 +26,19 @@ enum class Criterion : std::uint8_t { bitwise, rounding, convergence };
 struct RunContext {
   std::uint64_t seed = 1;
   PitfallSet pitfalls;
-  int repetitions = 5;          ///< measured steps
+  int repetitions = 5;  ///< measured steps
   int threads_per_rank = 1;
+  /// Measured matrix-product peak of this machine with 1, 2, ... threads; empty: not measured, shares of peak are left out.
+  std::vector<double> peak_flops_by_threads;
   std::string backend = "cpu";
   std::string transport = "threads";
 };
 
-/// What a case hands to the judge. `truth` is the double reference, `yardstick` the reference in the candidate's precision (its own
-/// error is the yardstick), `candidate` the optimized side. Under Criterion::bitwise only truth and candidate are used and `truth` is
-/// the twin.
+/// What a case hands to the judge. `truth` is the double reference, `yardstick` the reference in the candidate's precision (its
+/// own error is the yardstick), `candidate` the optimized side.
+///   rounding     all three; the yardstick may be left out when the candidate computes in the truth's own precision
+///   bitwise      truth and candidate; `truth` is the twin
+///   convergence  properties; a side that is given as well must be alive, finite and equal on all replicas
 struct CaseEvidence {
   std::optional<Evidence> truth;
   std::optional<Evidence> yardstick;
@@ -43,13 +49,13 @@ struct CaseEvidence {
 
 /// One value describes a case; the CTest entry, the result key and the table row derive from it.
 struct Case {
-  std::string suite;     ///< "data_parallel"
-  std::string name;      ///< "data_parallel/ranks4/accum3/fp32": its identity everywhere
-  std::string summary;   ///< one line for `tandem list`
+  std::string suite;    ///< "data_parallel"
+  std::string name;     ///< "data_parallel/ranks4/accum3/fp32": its identity everywhere
+  std::string summary;  ///< one line for `tandem list`
   GptConfig model;
   TrainingPlan plan;
   Criterion criterion = Criterion::rounding;
-  bool quick = true;     ///< part of --quick
+  bool quick = true;  ///< part of --quick
   /// Reason why it cannot run here ("needs ../shared/golden"), or nothing.
   std::function<std::optional<std::string>(const RunContext&)> unavailable;
   std::function<CaseEvidence(const RunContext&)> execute;

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/memory_ledger.h"
@@ -13,30 +13,36 @@
 namespace tandem {
 
 /// One global tensor as a side of a pair produced it, gathered from its shards by name.
-struct NamedTensor {
+struct EvidenceTensor {
   std::string name;
-  std::vector<double> values;      ///< row-major, whole; fp32 values are exact in double
-  double reduction_length = 1;     ///< K: terms of the longest sum behind one element
+  std::vector<double> values;   ///< row-major, whole; fp32 values are exact in double
+  double reduction_length = 1;  ///< K: terms of the longest sum behind one element
   /// The true value is zero whatever the inputs (the key bias: softmax ignores a shift of all scores). Judged absolutely as a
   /// gradient; left out after Adam, which turns rounding noise into full-size updates.
   bool true_value_is_zero = false;
 };
 
-/// Named moments of a comparison, in execution order. Adam and clipping hide constant factors, hence the first two.
+/// Named moments of a comparison, in execution order. Adam and clipping hide constant factors, hence the first ones.
+///   initial_parameters before step 0. Both sides start from the same bits, so this one is always compared bit for bit; a stage
+///                      whose name ends in "_parameters" and that equals it shows that nothing was trained
 ///   gradients          of step 0, before clipping and optimizer
 ///   sgd_parameters     after one plain SGD step without clipping
 ///   adamw_parameters   after K steps of the case's own optimizer
 ///   losses, gradient_norms   one value per step of those K, as tensors of K elements
+inline constexpr std::string_view kInitialParameters = "initial_parameters";
+inline constexpr std::string_view kGradients = "gradients";
+inline constexpr std::string_view kLosses = "losses";
+inline constexpr std::string_view kGradientNorms = "gradient_norms";
 struct StageEvidence {
   std::string stage;
   int step = 0;  ///< the step whose end (or, for gradients, whose backward) this is
-  std::vector<NamedTensor> tensors;
+  std::vector<EvidenceTensor> tensors;
 };
 
 /// What one side of a pair did, for the harness to judge.
 struct Evidence {
-  std::string side;              ///< "reference fp64", "engine fp32 data 4"
-  double unit_roundoff = 0;      ///< of the precision it computed in
+  std::string side;          ///< "reference fp64", "engine fp32 data 4": its identity; two sides that share it are one side
+  double unit_roundoff = 0;  ///< of the precision it computed in
   std::vector<StageEvidence> stages;
   int ranks = 1;
   /// [ranks] hash of the inputs (ids, targets) of each rank in step 0; equal inputs on all ranks of a rank count > 1 make the
@@ -44,14 +50,17 @@ struct Evidence {
   std::vector<std::uint64_t> input_hashes;
   /// [ranks] hash of all replicated state (gradients after reduction, parameters) of each rank. All equal for replicas.
   std::vector<std::uint64_t> replica_hashes;
-  std::vector<double> losses;    ///< per optimizer step, for liveness
+  std::vector<double> losses;  ///< per optimizer step, for liveness
 };
 
 /// Something that must hold exactly or within a limit that is derived: a benefit (bytes, memory, hidden share), an identity, a
 /// convergence gap.
 enum class Relation : std::uint8_t { at_most, at_least, equal };
+/// "<=", ">=", "=="
+[[nodiscard]] std::string_view symbol(Relation relation);
+
 struct Property {
-  std::string name;        ///< "gradient_bytes_on_the_wire"
+  std::string name;  ///< "gradient_bytes_on_the_wire"
   double value = 0;
   Relation relation = Relation::at_most;
   double limit = 0;
@@ -66,14 +75,14 @@ struct Property {
 struct Measured {
   std::vector<std::vector<Span>> spans_by_rank;  ///< all spans, warm-up steps included
   int warm_up_steps = 1;
-  std::vector<double> step_seconds;              ///< per measured step, the slowest rank
-  double wall_seconds = 0;                       ///< end to end over all measured steps, one clock
-  std::int64_t tokens_per_step = 0;              ///< valid (trained) tokens, all ranks
-  double model_flops_per_step = 0;               ///< all ranks; formula in docs/measuring.md
-  double peak_flops_per_second = 0;              ///< of all devices together, measured; 0: unknown
-  BytesByCategory peak_bytes{};                  ///< worst rank
-  BytesByCategory predicted_peak_bytes{};        ///< formula; 0 where there is none
-  std::int64_t predicted_bytes_on_wire = -1;     ///< per step, all ranks; -1: no formula
+  std::vector<double> step_seconds;           ///< per measured step, the slowest rank
+  double wall_seconds = 0;                    ///< end to end over all measured steps, one clock
+  std::int64_t tokens_per_step = 0;           ///< valid (trained) tokens, all ranks
+  double model_flops_per_step = 0;            ///< all ranks; formula in docs/measuring.md
+  double peak_flops_per_second = 0;           ///< of all devices together, measured; 0: unknown
+  BytesByCategory peak_bytes{};               ///< worst rank
+  BytesByCategory predicted_peak_bytes{};     ///< formula; 0 where there is none
+  std::int64_t predicted_bytes_on_wire = -1;  ///< per step, all ranks; -1: no formula
 };
 
 }  // namespace tandem

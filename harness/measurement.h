@@ -20,13 +20,14 @@ struct Summary {
 /// Percentiles interpolate linearly; the bootstrap draws 2000 resamples from a fixed seed. Empty samples give NaN.
 [[nodiscard]] Summary summarise(std::vector<double> samples);
 
-/// Where the time of a rank's steps went. Computed from *unions* of intervals: nested, overlapping and zero-length spans count once.
+/// Where the time of a rank's steps went. Computed from *unions* of intervals: nested, overlapping and zero-length spans count
+/// once.
 ///   communication_busy = |transfer U wait|, exposed = |(transfer U wait) - (compute U optimizer)|,
 ///   compute = |compute U optimizer|, data, checkpoint: what of each is not hidden by compute or communication, idle = rest.
 /// Identity: compute + exposed + data + checkpoint + idle = wall, exactly (integer nanoseconds).
 struct TimeSplit {
-  std::int64_t wall_ns = 0, compute_ns = 0, communication_busy_ns = 0, communication_exposed_ns = 0, data_ns = 0, checkpoint_ns = 0,
-               idle_ns = 0;
+  std::int64_t wall_ns = 0, compute_ns = 0, communication_busy_ns = 0, communication_exposed_ns = 0, data_ns = 0,
+               checkpoint_ns = 0, idle_ns = 0;
 };
 /// Over the spans of Activity::step with step >= first_step. Fault points: spans_summed_not_united, waits_counted_as_compute.
 [[nodiscard]] TimeSplit split_time(const std::vector<Span>& spans, int first_step, const PitfallSet& pitfalls);
@@ -49,13 +50,14 @@ struct Measurements {
   double tokens_per_second = 0, tokens_per_second_low = 0, tokens_per_second_high = 0;
   BytesByCategory peak_bytes{};
   BytesByCategory predicted_peak_bytes{};
-  std::int64_t bytes_on_wire = 0;                ///< per step, all ranks
+  std::int64_t bytes_on_wire = 0;  ///< per step, all ranks
   std::int64_t predicted_bytes_on_wire = -1;
-  std::vector<std::int64_t> bytes_by_purpose;    ///< [kPurposes], per step, all ranks
-  double busy_share = 0, exposed_share = 0, compute_share = 0, data_share = 0, idle_share = 0;  ///< mean over ranks
-  double model_flops_utilization = 0;            ///< 0: peak unknown
-  std::string bottleneck;                        ///< "compute", "communication", "data", "checkpoint", "idle"
-  double steps_over_wall = 0;                    ///< sum of step times / end-to-end time: within 1 % of 1
+  std::vector<std::int64_t> bytes_by_purpose;  ///< [kPurposes], per step, all ranks
+  double busy_share = 0, exposed_share = 0, compute_share = 0, data_share = 0, checkpoint_share = 0,
+         idle_share = 0;  ///< of wall time, mean over ranks; NaN: no spans. compute + exposed + data + checkpoint + idle = 1
+  double model_flops_utilization = 0;  ///< 0: peak unknown
+  std::string bottleneck;              ///< "compute", "communication", "data", "checkpoint", "idle"
+  double steps_over_wall = 0;          ///< sum of step times / end-to-end time: within 1 % of 1
 };
 /// Fault points: timer_stopped_before_completion and warm_up_included change which samples count.
 [[nodiscard]] Measurements derive(const Measured& measured, const PitfallSet& pitfalls);

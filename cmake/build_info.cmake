@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+# Run at every build: writes OUTPUT, a header that says what was built from. Left untouched while nothing has changed, so that an
+# unchanged tree compiles nothing.
+#   cmake -DSOURCE_DIR=... -DOUTPUT=... -DCOMPILER=... -DBUILD_TYPE=... -P build_info.cmake
+
+set(commit "unknown")
+set(dirty "false")
+find_program(git git)
+if(git)
+  execute_process(COMMAND ${git} -C ${SOURCE_DIR} rev-parse HEAD OUTPUT_VARIABLE head RESULT_VARIABLE failed ERROR_QUIET
+                  OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(NOT failed)
+    set(commit ${head})
+    execute_process(COMMAND ${git} -C ${SOURCE_DIR} status --porcelain --untracked-files=no OUTPUT_VARIABLE changes ERROR_QUIET)
+    if(NOT changes STREQUAL "")
+      set(dirty "true")
+    endif()
+  endif()
+endif()
+
+set(text "// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace tandem::build_info {
+
+inline constexpr const char* kGitCommit = \"${commit}\";
+inline constexpr bool kGitDirty = ${dirty};
+inline constexpr const char* kCompiler = \"${COMPILER}\";
+inline constexpr const char* kBuildType = \"${BUILD_TYPE}\";
+
+}  // namespace tandem::build_info
+")
+set(previous "")
+if(EXISTS ${OUTPUT})
+  file(READ ${OUTPUT} previous)
+endif()
+if(NOT previous STREQUAL text)
+  file(WRITE ${OUTPUT} "${text}")
+endif()

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "harness/case.h"
+#include "harness/measurement.h"
+#include "harness/verdict.h"
+
+namespace tandem {
+
+/// What became of one case. Plain data: what tables, result files and reports are made from.
+struct CaseResult {
+  std::string suite;
+  std::string name;
+  GptConfig model;
+  TrainingPlan plan;
+  Verdict verdict;
+  /// Only where the verdict is `pass`: no number without a pass.
+  std::optional<Measurements> measurements;
+  double seconds = 0;                            ///< the whole case, both sides and the judging
+  std::vector<std::vector<Span>> spans_by_rank;  ///< kept only where RunnerOptions::keep_spans
+};
+
+struct Progress {
+  std::string name;       ///< case that is about to run; empty when all are done
+  std::size_t index = 0;  ///< cases done so far
+  std::size_t total = 0;
+  double elapsed_seconds = 0;  ///< since the first case began
+};
+
+struct RunnerOptions {
+  RunContext context;
+  std::function<void(const Progress&)> on_progress;  ///< before each case and after the last; may be empty
+  std::function<void(const CaseResult&)> on_result;  ///< after each case; may be empty
+  const std::atomic<bool>* interrupted = nullptr;    ///< borrowed; looked at between cases
+  bool keep_spans = false;
+};
+
+struct RunOutcome {
+  std::vector<CaseResult> results;  ///< of the cases that ran, in order
+  bool interrupted = false;         ///< stopped before the last case
+};
+
+/// Runs one case: skips it with the reason where it is unavailable, executes, judges and measures it. An exception of the case is
+/// a `fail` with its text (check "exception"); a measurement beyond physics is `invalid` (check "measurement").
+[[nodiscard]] CaseResult run_case(const Case& entry, const RunnerOptions& options);
+
+/// Runs the cases in order. No case stops another; the interruption flag stops between cases and keeps what was done.
+[[nodiscard]] RunOutcome run_cases(const CaseList& cases, const RunnerOptions& options);
+
+struct Counts {
+  int passed = 0, failed = 0, skipped = 0, invalid = 0;
+  [[nodiscard]] bool good() const noexcept { return failed == 0 && invalid == 0; }
+};
+[[nodiscard]] Counts count(const std::vector<CaseResult>& results);
+
+}  // namespace tandem
