@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/timeline.h"
+
+#include <set>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+namespace tandem {
+namespace {
+
+TEST(Timeline, ScopeRecordsWhatItWasTold) {
+  Timeline timeline;
+  const std::int64_t before = Timeline::now_ns();
+  {
+    SpanScope scope(&timeline, "all_reduce bucket 2", Activity::transfer, 5, Lane::communication);
+    scope.set_communication(Purpose::gradient, 4096);
+    EXPECT_TRUE(timeline.spans().empty());
+  }
+  const std::int64_t after = Timeline::now_ns();
+
+  ASSERT_EQ(timeline.spans().size(), 1U);
+  const Span span = timeline.spans().front();
+  EXPECT_EQ(span.name, "all_reduce bucket 2");
+  EXPECT_EQ(span.activity, Activity::transfer);
+  EXPECT_EQ(span.purpose, Purpose::gradient);
+  EXPECT_EQ(span.lane, Lane::communication);
+  EXPECT_EQ(span.bytes, 4096);
+  EXPECT_EQ(span.step, 5);
+  EXPECT_LE(before, span.begin_ns);
+  EXPECT_LE(span.begin_ns, span.end_ns);
+  EXPECT_LE(span.end_ns, after);
+}
+
+TEST(Timeline, SpansStandInTheOrderOfTheirEnd) {
+  Timeline timeline;
+  {
+    const SpanScope outer(&timeline, "outer", Activity::step);
+    const SpanScope inner(&timeline, "inner", Activity::compute);
+  }
+  ASSERT_EQ(timeline.spans().size(), 2U);
+  EXPECT_EQ(timeline.spans()[0].name, "inner");
+  EXPECT_EQ(timeline.spans()[1].name, "outer");
+  EXPECT_LE(timeline.spans()[1].begin_ns, timeline.spans()[0].begin_ns);
+}
+
+TEST(Timeline, RecordsNothingWhenDisabledOrAbsent) {
+  Timeline timeline;
+  timeline.set_enabled(false);
+  { const SpanScope scope(&timeline, "unseen", Activity::compute); }
+  { const SpanScope scope(nullptr, "nowhere", Activity::compute); }
+  timeline.record({});
+  EXPECT_TRUE(timeline.spans().empty());
+
+  timeline.set_enabled(true);
+  timeline.record({});
+  EXPECT_EQ(timeline.spans().size(), 1U);
+  timeline.clear();
+  EXPECT_TRUE(timeline.spans().empty());
+}
+
+TEST(Timeline, TakesSpansFromTwoThreads) {
+  Timeline timeline;
+  const auto record_many = [&](Lane lane) {
+    for (int i = 0; i < 1000; ++i) const SpanScope scope(&timeline, "span", Activity::compute, i, lane);
+  };
+  {
+    const std::jthread communication(record_many, Lane::communication);
+    record_many(Lane::compute);
+  }
+
+  std::size_t on_compute = 0;
+  for (const Span& span : timeline.spans()) on_compute += span.lane == Lane::compute ? 1 : 0;
+  EXPECT_EQ(timeline.spans().size(), 2000U);
+  EXPECT_EQ(on_compute, 1000U);
+}
+
+TEST(Timeline, ActivitiesAndPurposesHaveDistinctNames) {
+  std::set<std::string_view> activities;
+  for (int i = 0; i <= static_cast<int>(Activity::step); ++i) activities.insert(name(static_cast<Activity>(i)));
+  EXPECT_EQ(activities.size(), 7U);
+  EXPECT_EQ(activities.count("?"), 0U);
+
+  std::set<std::string_view> purposes;
+  for (std::size_t i = 0; i < kPurposes; ++i) purposes.insert(name(static_cast<Purpose>(i)));
+  EXPECT_EQ(purposes, (std::set<std::string_view>{"gradient", "parameter", "activation", "other"}));
+}
+
+}  // namespace
+}  // namespace tandem
