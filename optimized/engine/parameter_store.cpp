@@ -42,9 +42,12 @@ ParameterStore::ParameterStore(Arena& arena, const GptConfig& model, const Train
   if (optimizer == OptimizerKind::adamw) {
     first_moments_ = arena.allocate(master_, shape, MemoryCategory::optimizer);
     second_moments_ = arena.allocate(master_, shape, MemoryCategory::optimizer);
-    zero(flat(first_moments_, master_));
-    zero(flat(second_moments_, master_));
   }
+}
+
+void ParameterStore::zero_moments() {
+  zero(flat(first_moments_, master_));
+  zero(flat(second_moments_, master_));
 }
 
 std::size_t ParameterStore::index_of(std::string_view name) const {
@@ -79,8 +82,7 @@ void ParameterStore::initialise(const GptConfig& model, Initialization how, std:
       }
     });
   }
-  zero(flat(first_moments_, master_));
-  zero(flat(second_moments_, master_));
+  zero_moments();
 }
 
 void ParameterStore::assign(TensorView target, const std::vector<double>& values) {

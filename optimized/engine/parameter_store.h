@@ -38,6 +38,8 @@ class ParameterStore {
 
   /// initial_value() everywhere; moments zero.
   void initialise(const GptConfig& model, Initialization how, std::uint64_t seed);
+  /// Both moments of every parameter; they are undefined before.
+  void zero_moments();
   /// Sets one tensor of a flat kind from doubles; throws ContractError where the sizes differ.
   static void assign(TensorView target, const std::vector<double>& values);
   [[nodiscard]] static std::vector<double> values_of(TensorView tensor);
