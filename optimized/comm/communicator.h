@@ -24,8 +24,9 @@ struct Envelope {
   friend bool operator==(const Envelope&, const Envelope&) = default;
 };
 
-/// A collective or message under way. Move-only; dropping it without waiting is a contract violation that wait() of the next
-/// operation reports. The buffers of the operation belong to it until wait_host() returns.
+/// A collective or message under way. Move-only; dropping it without waiting is a contract violation that the next operation of
+/// the communicator (or the end of the rank's body) reports, and that cancels the operation. The buffers of the operation belong
+/// to it until wait_host() returns or the destructor has.
 class Work {
  public:
   class State;
@@ -35,26 +36,40 @@ class Work {
   Work& operator=(Work&&) noexcept;
   ~Work();
 
-  /// Blocks until the operation is complete. Throws PeerError (a rank failed or aborted; names it), TimeoutError (deadline).
+  /// Blocks until the operation is complete; carries it out on this thread where nobody has begun it. Throws PeerError (a rank
+  /// failed or aborted; names it), TimeoutError (deadline), ContractError (the ranks' calls do not match). Nothing the second
+  /// time.
   void wait_host();
+  /// Polling does not carry out anything.
   [[nodiscard]] bool done() const noexcept;
 
  private:
   std::shared_ptr<State> state_;
 };
 
+/// Who carries an operation out.
+enum class Progress : std::uint8_t {
+  background,  ///< the communicator's progress thread: it proceeds without further calls
+  on_wait      ///< the thread that calls wait_host(), for whoever waits at once anyway; issued in the same order as the others
+};
+
 /// Options of one operation.
 struct CommOptions {
   Purpose purpose = Purpose::other;
-  std::string name;  ///< for timeline and error texts: "all_reduce bucket 3"
+  std::string name{};  ///< for timeline and error texts: "bucket 3"
+  Progress progress = Progress::background;
+  int step = -1;  ///< training step of the timeline's spans
 };
 
-/// One group of ranks that communicate. One object per rank, used by that rank's thread; all ranks of the group must issue the same
-/// operations in the same order. Sums are formed in rank order (rank 0 + rank 1 + ...), element by element, in the dtype of the
-/// buffer (in fp32 for 16-bit ones): the same bits on every rank and in every run.
+/// One group of ranks that communicate. One object per rank, used by that rank's thread; all ranks of the group must issue the
+/// same operations in the same order. Sums are formed in rank order (rank 0 + rank 1 + ...), element by element, in the dtype of
+/// the buffer (in fp32 for 16-bit ones): the same bits on every rank and in every run.
 ///
-/// Every operation has a deadline (TimeoutError naming the ranks that have not arrived). After abort(), or once any rank of the world
-/// threw out of its body, every pending and later operation on every other rank throws PeerError naming the rank and its reason.
+/// Every operation has a deadline, counted from when this rank began to wait for the others (TimeoutError naming the ranks that
+/// have not arrived, thrown on every rank). After abort(), once any rank of the world threw out of its body, or where an
+/// operation needs a rank whose body has ended, every pending and later operation on every other rank throws PeerError naming the
+/// rank and its reason. Calls that do not match (kind, dtype, counts, root) throw ContractError naming two of them, on every
+/// rank, and touch no buffer. Error texts and PeerError::rank() number ranks as in the whole world, in split communicators too.
 /// After such an error the communicator is finished.
 class Communicator {
  public:
@@ -65,10 +80,12 @@ class Communicator {
   /// Which world this belongs to: a re-formed world has a higher number and never hears the old one.
   [[nodiscard]] virtual std::uint64_t generation() const noexcept = 0;
 
-  // Asynchronous forms: return at once, the operation proceeds without further calls.
+  // Asynchronous forms: return at once, the operation proceeds without further calls (unless Progress::on_wait). Wrong arguments
+  // of this rank alone throw ContractError from the call.
   /// data <- sum over ranks of data.
   [[nodiscard]] virtual Work all_reduce(TensorView data, const CommOptions& options) = 0;
-  /// output <- this rank's part of the sum of inputs; input is split in size() parts of `counts` elements (rank order).
+  /// output <- this rank's part of the sum of inputs; input is split in size() parts of `counts` elements (rank order). output
+  /// may lie at its place in input.
   [[nodiscard]] virtual Work reduce_scatter(TensorView input, TensorView output, std::span<const std::int64_t> counts,
                                             const CommOptions& options) = 0;
   /// output <- concatenation of all ranks' inputs, rank r contributing counts[r] elements. input may lie at its place in output.
@@ -84,7 +101,8 @@ class Communicator {
   [[nodiscard]] virtual Work recv(TensorView data, int from, const Envelope& expected, const CommOptions& options) = 0;
   virtual void barrier() = 0;
 
-  /// A communicator of the ranks that pass the same colour, ordered by (key, rank). Collective.
+  /// A communicator of the ranks that pass the same colour, ordered by (key, rank). Collective. It has this one's generation and
+  /// timeline, and counts its own bytes.
   [[nodiscard]] virtual std::unique_ptr<Communicator> split(int colour, int key) = 0;
 
   /// Ends the whole world: every pending and later operation on other ranks throws PeerError with this rank and reason.
@@ -97,7 +115,7 @@ class Communicator {
   [[nodiscard]] virtual std::int64_t bytes_sent(Purpose purpose) const noexcept = 0;
 };
 
-/// Blocking shorthands, for host values.
+/// Blocking shorthands: carried out on the calling thread where nothing else is pending. The last two gather host values.
 void all_reduce(Communicator& comm, TensorView data, const CommOptions& options);
 [[nodiscard]] double all_reduce_sum(Communicator& comm, double value);
 [[nodiscard]] std::vector<std::uint64_t> all_gather_u64(Communicator& comm, std::uint64_t value);
@@ -105,11 +123,14 @@ void all_reduce(Communicator& comm, TensorView data, const CommOptions& options)
 struct ThreadsWorldOptions {
   int ranks = 1;
   std::chrono::milliseconds deadline{60000};  ///< of each operation
+  std::uint64_t generation = 0;               ///< 0: taken from the clock, so that later worlds of a process have higher ones
 };
 
 /// Runs `body(communicator)` on `ranks` threads of this process, joins them, and rethrows the *first* failure (in time): the
-/// original exception of the rank that failed, not the PeerErrors that it caused on the others. One rank runs on the calling
-/// thread without any synchronisation.
+/// original exception of the rank that failed, not the PeerErrors that it caused on the others. A body that drops a Work without
+/// waiting fails with ContractError. One rank runs on the calling thread without any synchronisation. A thread cannot be ended
+/// from outside: a rank that hangs for good outside of operations keeps this call from returning, after the others have timed
+/// out.
 void run_threads_world(const ThreadsWorldOptions& options, const std::function<void(Communicator&)>& body);
 
 }  // namespace tandem
