@@ -89,29 +89,39 @@ void IndexedDatasetWriter::add_sequence(std::span<const std::int32_t> tokens) {
     }
     bin_.write(std::as_bytes(std::span(stored)));
   });
-  record_sequence(tokens.size());
+  open_tokens_ += static_cast<std::int64_t>(tokens.size());
+  end_sequence();
 }
 
-void IndexedDatasetWriter::add_sequence(std::span<const std::uint8_t> tokens) {
+void IndexedDatasetWriter::append(std::span<const std::uint8_t> tokens) {
   TANDEM_CHECK(dtype_ == DType::u8, fmt::format("the dataset holds {}", name(dtype_)));
   bin_.write(std::as_bytes(tokens));
-  record_sequence(tokens.size());
+  open_tokens_ += static_cast<std::int64_t>(tokens.size());
 }
 
-void IndexedDatasetWriter::record_sequence(std::size_t tokens) {
-  TANDEM_CHECK(std::in_range<std::int32_t>(tokens), fmt::format("a sequence of {} tokens; the format has 31 bits", tokens));
-  sequence_sizes_.push_back(static_cast<std::int32_t>(tokens));
-  num_tokens_ += static_cast<std::int64_t>(tokens);
+void IndexedDatasetWriter::end_sequence() {
+  TANDEM_CHECK(std::in_range<std::int32_t>(open_tokens_),
+               fmt::format("a sequence of {} tokens; the format has 31 bits", open_tokens_));
+  sequence_sizes_.push_back(static_cast<std::int32_t>(open_tokens_));
+  num_tokens_ += open_tokens_;
+  open_tokens_ = 0;
 }
 
 void IndexedDatasetWriter::end_document() { document_ends_.push_back(static_cast<std::int64_t>(sequence_sizes_.size())); }
 
-void IndexedDatasetWriter::commit() {
+void IndexedDatasetWriter::finish() {
+  if (finished_) return;
   const auto num_sequences = static_cast<std::int64_t>(sequence_sizes_.size());
-  TANDEM_CHECK((document_ends_.empty() ? 0 : document_ends_.back()) == num_sequences, "the last document has not ended");
+  TANDEM_CHECK(open_tokens_ == 0 && (document_ends_.empty() ? 0 : document_ends_.back()) == num_sequences,
+               "the last document has not ended");
   write_index();
   bin_.finish();
   idx_.finish();
+  finished_ = true;
+}
+
+void IndexedDatasetWriter::commit() {
+  finish();
   // An old .idx beside a new .bin would describe other bytes. Missing, it is noticed.
   (void)::unlink(idx_.path().c_str());
   bin_.commit();

@@ -29,20 +29,23 @@ class IndexedDatasetWriter {
   /// dtype: u8, u16, i16, i32 or i64.
   IndexedDatasetWriter(std::filesystem::path prefix, DType dtype);
 
-  /// Appends one sequence to the current document. Throws ContractError where a token does not fit the dtype.
+  /// One sequence of the current document. Throws ContractError where a token does not fit the dtype.
   void add_sequence(std::span<const std::int32_t> tokens);
-  /// The same for tokens that are in the dtype already (dtype u8 only).
-  void add_sequence(std::span<const std::uint8_t> tokens);
+  /// A sequence in pieces, for tokens that are bytes already (dtype u8 only): append() any number of times, then end_sequence(),
+  /// which throws ContractError beyond 2^31 - 1 tokens.
+  void append(std::span<const std::uint8_t> tokens);
+  void end_sequence();
   /// Ends the current document, which may be empty.
   void end_document();
-  /// Throws ContractError where sequences follow the last end_document().
+  /// Makes both files durable without showing them yet. Throws ContractError where sequences follow the last end_document().
+  void finish();
+  /// finish(), then the new pair takes the place of the old.
   void commit();
 
   [[nodiscard]] std::int64_t num_tokens() const noexcept { return num_tokens_; }
   [[nodiscard]] std::int64_t num_documents() const noexcept { return static_cast<std::int64_t>(document_ends_.size()); }
 
  private:
-  void record_sequence(std::size_t tokens);
   void write_index();
 
   std::filesystem::path prefix_;
@@ -52,6 +55,8 @@ class IndexedDatasetWriter {
   std::vector<std::int32_t> sequence_sizes_;
   std::vector<std::int64_t> document_ends_;  ///< number of sequences up to the end of each document
   std::int64_t num_tokens_ = 0;
+  std::int64_t open_tokens_ = 0;  ///< of the sequence that has not ended
+  bool finished_ = false;
 };
 
 /// An indexed dataset, memory-mapped. Positions are 64-bit and count tokens from the start of the .bin. Nothing is copied: memory
