@@ -46,7 +46,7 @@ T load(const std::byte* from) noexcept {
 }
 
 template <class T>
-void append(AtomicFile& file, const T& value) {
+void write_value(AtomicFile& file, const T& value) {
   file.write(std::as_bytes(std::span(&value, 1)));
 }
 
@@ -130,17 +130,17 @@ void IndexedDatasetWriter::commit() {
 
 void IndexedDatasetWriter::write_index() {
   idx_.write(kMagic);
-  append(idx_, kVersion);
-  append(idx_, code_of(dtype_));
-  append(idx_, std::uint64_t{sequence_sizes_.size()});
-  append(idx_, std::uint64_t{document_ends_.size() + 1});
+  write_value(idx_, kVersion);
+  write_value(idx_, code_of(dtype_));
+  write_value(idx_, std::uint64_t{sequence_sizes_.size()});
+  write_value(idx_, std::uint64_t{document_ends_.size() + 1});
   idx_.write(std::as_bytes(std::span(sequence_sizes_)));
   std::int64_t pointer = 0;
   for (const std::int32_t tokens : sequence_sizes_) {
-    append(idx_, pointer);
+    write_value(idx_, pointer);
     pointer += std::int64_t{tokens} * static_cast<std::int64_t>(size_bytes(dtype_));
   }
-  append(idx_, std::int64_t{0});
+  write_value(idx_, std::int64_t{0});
   idx_.write(std::as_bytes(std::span(document_ends_)));
 }
 
