@@ -151,7 +151,7 @@ class Kernels {
 
 struct CpuKernelsOptions {
   int threads = 1;
-  PitfallSet pitfalls;
+  PitfallSet pitfalls = {};
   /// "auto", or one of "avx512", "avx2", "baseline", "onednn", "openblas", "own": to test each fallback on any machine.
   std::string instruction_set = "auto";
   std::string matrix_library = "auto";

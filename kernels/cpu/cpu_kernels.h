@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "kernels/cpu/matmul.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/simd/vector_ops.h"
+#include "kernels/kernels.h"
+
+namespace tandem::cpu {
+
+/// What the factory found; all pointers set.
+struct CpuParts {
+  const VectorTables* tables = nullptr;
+  std::unique_ptr<MatrixLibrary> single_library;
+  std::unique_ptr<MatrixLibrary> double_library;
+  KernelsInfo info;
+};
+
+/// Kernels on the CPU: checks shapes, deals the work to threads in pieces that depend on shapes alone, and calls the loops of the
+/// instruction set found and the matrix library. kernels.h states each operation.
+class CpuKernels final : public Kernels {
+ public:
+  CpuKernels(CpuParts parts, int threads, const PitfallSet& pitfalls);
+
+  [[nodiscard]] KernelsInfo info() const override { return parts_.info; }
+
+  void embedding_forward(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions, TensorView wte,
+                         TensorView wpe, TensorView out) override;
+  void embedding_backward(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions, TensorView dout,
+                          TensorView dwte, TensorView dwpe) override;
+
+  void layer_norm_forward(TensorView x, TensorView weight, TensorView bias, double epsilon, TensorView y, TensorView mean,
+                          TensorView rstd) override;
+  void layer_norm_backward_input(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
+                                 TensorView dresidual, TensorView dx) override;
+  void layer_norm_backward_weight(TensorView dy, TensorView x, TensorView mean, TensorView rstd, TensorView dweight,
+                                  TensorView dbias) override;
+
+  void linear_forward(TensorView x, TensorView weight, TensorView bias, TensorView y) override;
+  void linear_gelu_forward(TensorView x, TensorView weight, TensorView bias, TensorView y_pre, TensorView y) override;
+  void linear_backward_input(TensorView dy, TensorView weight, TensorView dx) override;
+  void linear_backward_weight(TensorView x, TensorView dy, TensorView dweight, TensorView dbias) override;
+
+  void attention_forward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView qkv, TensorView out,
+                         TensorView logsumexp) override;
+  void attention_backward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView dout, TensorView qkv,
+                          TensorView out, TensorView logsumexp, TensorView dqkv) override;
+  void attention_decode(int heads, std::int64_t head_size, std::int64_t length, TensorView qkv, TensorView key_cache,
+                        TensorView value_cache, TensorView out) override;
+
+  void gelu_forward(TensorView x, TensorView y) override;
+  void gelu_backward(TensorView dy, TensorView x, TensorView dx) override;
+
+  void dropout_residual_forward(const DropoutSpec& dropout, TensorView x, TensorView residual, TensorView out) override;
+  void dropout_backward(const DropoutSpec& dropout, TensorView dout, TensorView dx) override;
+
+  double cross_entropy_forward_backward(TensorView logits, std::span<const std::int32_t> targets, double scale) override;
+  double cross_entropy_forward(TensorView logits, std::span<const std::int32_t> targets) override;
+
+  void head_forward(TensorView x, TensorView embedding, TensorView logits) override;
+  void head_backward_input(TensorView dlogits, TensorView embedding, TensorView dx) override;
+  void head_backward_weight(TensorView x, TensorView dlogits, TensorView dembedding) override;
+
+  void adamw(const AdamWStep& step, TensorView gradient, TensorView parameter, TensorView m, TensorView v) override;
+  void sgd(double learning_rate, double weight_decay, double gradient_scale, TensorView gradient, TensorView parameter) override;
+  double squared_norm(TensorView x) override;
+
+  void fill(TensorView x, double value) override;
+  void scale(TensorView x, double factor) override;
+  void add(TensorView x, TensorView y) override;
+
+ private:
+  template <class Real>
+  [[nodiscard]] const VectorOps<Real>& ops() const;
+  template <class Real>
+  [[nodiscard]] const MatrixLibrary& library() const;
+
+  /// The product, block by block; after(block) runs on the thread that made the block, while it is in that thread's cache.
+  template <class Real, class After>
+  void multiply(const MatrixProduct& product, const Real* a, const Real* b, Real* c, After after);
+  template <class Real>
+  void multiply(const MatrixProduct& product, const Real* a, const Real* b, Real* c) {
+    multiply(product, a, b, c, [](const Block&) {});
+  }
+  template <class Real>
+  void sum_columns(const Real* x, std::int64_t rows, std::int64_t columns, Real* sum);
+
+  template <class Real>
+  void apply_dropout(const DropoutSpec& dropout, const Real* x, const Real* residual, Real* out, std::int64_t count);
+  template <class Real>
+  void attention(bool backward, const AttentionShape& shape, const DropoutSpec& dropout, Real* qkv, Real* out, Real* logsumexp,
+                 const Real* dout, Real* dqkv);
+  double cross_entropy(TensorView logits, std::span<const std::int32_t> targets, const double* scale);
+
+  CpuParts parts_;
+  int threads_;
+  PitfallSet pitfalls_;
+  ThreadScratch scratch_;
+};
+
+template <>
+inline const VectorOps<float>& CpuKernels::ops<float>() const {
+  return parts_.tables->f32;
+}
+template <>
+inline const VectorOps<double>& CpuKernels::ops<double>() const {
+  return parts_.tables->f64;
+}
+template <>
+inline const MatrixLibrary& CpuKernels::library<float>() const {
+  return *parts_.single_library;
+}
+template <>
+inline const MatrixLibrary& CpuKernels::library<double>() const {
+  return *parts_.double_library;
+}
+
+/// Calls f(Real{}) with the type of the tensor's elements; throws ContractError where that is not fp32 or fp64.
+template <class F>
+void with_real(const TensorView& tensor, F f) {
+  if (tensor.dtype() == DType::f32) {
+    f(float{});
+  } else {
+    TANDEM_CHECK(tensor.dtype() == DType::f64, "CPU kernels compute in fp32 and fp64");
+    f(double{});
+  }
+}
+
+template <class Real>
+[[nodiscard]] Real* data_of(const TensorView& tensor) {
+  return static_cast<Real*>(tensor.data());
+}
+
+/// Throws ContractError, naming the operand, unless `tensor` has that dtype and as many elements as `shape`, its last extent
+/// equal (so that [rows, sequence, hidden] passes for [tokens, hidden]).
+void expect(const TensorView& tensor, std::string_view operand, DType dtype, std::initializer_list<std::int64_t> shape);
+
+/// Elements over `last`, the last extent of the tensor; throws ContractError where that is not the last extent.
+[[nodiscard]] std::int64_t rows_of(const TensorView& tensor, std::string_view operand, std::int64_t last);
+
+/// The mask of a dropout as plain numbers.
+[[nodiscard]] MaskKey mask_key(const DropoutSpec& dropout);
+
+}  // namespace tandem::cpu

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace tandem::cpu {
+
+/// A dropout mask as plain numbers (core/rng.h, DropoutKey): element e is kept where word e % 4 of the Philox block e / 4 is at
+/// least `threshold`.
+struct MaskKey {
+  std::uint32_t seed_low, seed_high, step, layer_site, threshold;
+};
+
+/// One (row, head) of attention. Element (token, channel) of q, k, v, dq, dk, dv lies at [token * qkv_stride + channel], of out
+/// and dout at [token * out_stride + channel]; logsumexp is [sequence].
+template <class Real>
+struct AttentionHead {
+  std::int64_t sequence, head_size, qkv_stride, out_stride;
+  const std::int32_t* document_starts;  ///< [sequence], or null: all zero
+  const Real *q, *k, *v;
+  Real *out, *logsumexp;  ///< written by forward, read by backward
+  Real scale;             ///< 1 / sqrt(head_size)
+  const MaskKey* mask;    ///< null: no dropout
+  std::uint64_t mask_first_element;
+  std::int64_t mask_row_elements;  ///< from one query to the next
+  Real keep_scale;                 ///< 1 / (1 - probability)
+  const Real* dout;                ///< backward only, as dq, dk, dv
+  Real *dq, *dk, *dv;
+  Real* scratch;  ///< attention_scratch() elements, 64-byte aligned
+};
+
+/// Constants of one AdamW step. p <- p * decay - rate * m / (sqrt(v * second_correction) + epsilon).
+template <class Real>
+struct AdamWConstants {
+  Real gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, decay, rate, second_correction, epsilon;
+};
+
+/// The loops of all operations, on a part of their work, for one instruction set: kernels.h has the equations. All
+/// single-threaded and without allocation; pointers need only the alignment of Real. A range of columns [c0, c1) or of elements
+/// lets the caller deal the work to threads such that no sum depends on how many there are.
+template <class Real>
+struct VectorOps {
+  using Index = std::int64_t;
+
+  void (*embedding_forward)(const std::int32_t* ids, const std::int32_t* positions, const Real* wte, const Real* wpe, Real* out,
+                            Index tokens, Index hidden);
+  void (*embedding_backward)(const std::int32_t* ids, const std::int32_t* positions, const Real* dout, Real* dwte, Real* dwpe,
+                             Index tokens, Index hidden, Index c0, Index c1);
+
+  void (*layer_norm_forward)(const Real* x, const Real* weight, const Real* bias, Real epsilon, Index tokens, Index hidden,
+                             Real* y, Real* mean, Real* rstd);
+  void (*layer_norm_backward_input)(const Real* dy, const Real* x, const Real* weight, const Real* mean, const Real* rstd,
+                                    const Real* dresidual, Index tokens, Index hidden, Real* dx);
+  void (*layer_norm_backward_weight)(const Real* dy, const Real* x, const Real* mean, const Real* rstd, Index tokens,
+                                     Index hidden, Index c0, Index c1, Real* dweight, Real* dbias);
+
+  /// y[r, c] += bias[c]; y has `stride` elements from row to row.
+  void (*bias_add)(Real* y, Index stride, const Real* bias, Index rows, Index columns);
+  /// y_pre += bias, y = gelu(y_pre).
+  void (*bias_gelu)(Real* y_pre, Real* y, Index stride, const Real* bias, Index rows, Index columns);
+  /// sum[c] += sum over rows of x[row, c], for c in [c0, c1).
+  void (*column_sum)(const Real* x, Index rows, Index stride, Index c0, Index c1, Real* sum);
+
+  void (*gelu_forward)(const Real* x, Real* y, Index count);
+  void (*gelu_backward)(const Real* dy, const Real* x, Real* dx, Index count);
+  /// out = residual (may be null) + kept(x) * keep_scale, the mask starting at global element `first`.
+  void (*dropout)(const MaskKey& mask, std::uint64_t first, Real keep_scale, const Real* x, const Real* residual, Real* out,
+                  Index count);
+
+  /// Loss of one row: logsumexp - logits[target].
+  double (*cross_entropy)(const Real* logits, Index vocabulary, std::int32_t target);
+  /// The same, and logits become scale * (softmax - onehot).
+  double (*cross_entropy_gradient)(Real* logits, Index vocabulary, std::int32_t target, Real scale);
+
+  void (*adamw)(const AdamWConstants<Real>& c, const Real* gradient, Real* parameter, Real* m, Real* v, Index count);
+  /// The same with epsilon inside the root: Pitfall::adam_epsilon_inside_root.
+  void (*adamw_epsilon_inside_root)(const AdamWConstants<Real>& c, const Real* gradient, Real* parameter, Real* m, Real* v,
+                                    Index count);
+  void (*sgd)(Real decay, Real rate, const Real* gradient, Real* parameter, Index count);
+  double (*squared_norm)(const Real* x, Index count);
+  void (*fill)(Real* x, Real value, Index count);
+  void (*scale)(Real* x, Real factor, Index count);
+  void (*add)(const Real* x, Real* y, Index count);
+  /// out = a + b; out may be a or b.
+  void (*sum)(const Real* a, const Real* b, Real* out, Index count);
+
+  Index (*attention_scratch)(Index sequence, Index head_size);
+  void (*attention_forward)(const AttentionHead<Real>& head);
+  void (*attention_backward)(const AttentionHead<Real>& head);
+  /// One query against `length` keys and values, `stride` elements apart. weights: scratch [length].
+  void (*attention_decode)(const Real* q, const Real* keys, const Real* values, Index length, Index stride, Index head_size,
+                           Real scale, Real* weights, Real* out);
+
+  /// C [m, n] (+)= A B. A is read at a[i * a_row + p * a_column], B at b[p * b_row + j * b_column], C at c[i * c_row + j].
+  void (*gemm)(Index m, Index n, Index k, const Real* a, Index a_row, Index a_column, const Real* b, Index b_row, Index b_column,
+               Real* c, Index c_row, bool accumulate);
+
+  /// exp(x), for its test.
+  void (*exponential)(const Real* x, Real* y, Index count);
+};
+
+struct VectorTables {
+  VectorOps<float> f32;
+  VectorOps<double> f64;
+};
+
+/// The tables of each instruction set that this build has. Calling into one that the machine lacks is an illegal instruction:
+/// ask supported_instruction_sets() first.
+[[nodiscard]] const VectorTables& baseline_tables();
+#if defined(__x86_64__)
+[[nodiscard]] const VectorTables& avx2_tables();
+[[nodiscard]] const VectorTables& avx512_tables();
+#endif
+
+}  // namespace tandem::cpu
