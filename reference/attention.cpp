@@ -49,23 +49,7 @@ struct Head {
   }
 };
 
-template <class Real>
-Real dot(std::span<const Real> a, std::span<const Real> b) {
-  Real sum = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-  return sum;
-}
-
-/// y += factor x.
-template <class Real>
-void add_scaled(Real factor, std::span<const Real> x, std::span<Real> y) {
-  for (std::size_t i = 0; i < x.size(); ++i) y[i] += factor * x[i];
-}
-
-template <class Real>
-Real score_scale(const Head& head) {
-  return Real{1} / std::sqrt(static_cast<Real>(head.size));
-}
+double score_scale(const Head& head) { return 1.0 / std::sqrt(static_cast<double>(head.size)); }
 
 template <class Real>
 void head_attention_forward(const Head& head, std::span<const Real> qkv, std::span<Real> out, std::span<Real> probabilities) {
@@ -74,42 +58,51 @@ void head_attention_forward(const Head& head, std::span<const Real> qkv, std::sp
     const auto p = head.of_probabilities(probabilities, t);
     std::fill(p.begin(), p.end(), Real{0});
     for (std::int64_t s = first; s <= t; ++s) {
-      p[s] = dot(head.of_qkv(qkv, 0, t), head.of_qkv(qkv, 1, s)) * score_scale<Real>(head);
+      p[s] = static_cast<Real>(dot<Real>(head.of_qkv(qkv, 0, t), head.of_qkv(qkv, 1, s)) * score_scale(head));
     }
     const Real largest = *std::max_element(p.begin() + first, p.begin() + t + 1);
-    Real sum = 0;
+    double sum = 0.0;
     for (std::int64_t s = first; s <= t; ++s) {
       p[s] = std::exp(p[s] - largest);
       sum += p[s];
     }
-    for (std::int64_t s = first; s <= t; ++s) p[s] /= sum;
+    for (std::int64_t s = first; s <= t; ++s) p[s] = static_cast<Real>(p[s] / sum);
 
-    const auto result = head.of_output(out, t);
-    std::fill(result.begin(), result.end(), Real{0});
-    for (std::int64_t s = first; s <= t; ++s) add_scaled(p[s] * head.factor<Real>(t, s), head.of_qkv(qkv, 2, s), result);
+    std::vector<double> sums(static_cast<std::size_t>(head.size));
+    for (std::int64_t s = first; s <= t; ++s) {
+      add_scaled<Real>(p[s] * head.factor<Real>(t, s), head.of_qkv(qkv, 2, s), sums);
+    }
+    store<Real>(sums, head.of_output(out, t));
   }
 }
 
 template <class Real>
 void head_attention_backward(const Head& head, std::span<const Real> qkv, std::span<const Real> probabilities,
                              std::span<const Real> dout, std::span<Real> dqkv) {
-  std::vector<Real> dp(static_cast<std::size_t>(head.input.rows.tokens));
-  for (std::int64_t t = 0; t < head.input.rows.tokens; ++t) {
+  const std::int64_t tokens = head.input.rows.tokens;
+  std::vector<double> dq(static_cast<std::size_t>(tokens * head.size)), dk(dq.size()), dv(dq.size());
+  std::vector<double> dp(static_cast<std::size_t>(tokens));
+  for (std::int64_t t = 0; t < tokens; ++t) {
     const std::int64_t first = head.first_key(t);
     const auto p = head.of_probabilities(probabilities, t);
     const auto gradient = head.of_output(dout, t);
-    Real sum_p_dp = 0;
+    double sum_p_dp = 0.0;
     for (std::int64_t s = first; s <= t; ++s) {
       const Real factor = head.factor<Real>(t, s);
       dp[s] = factor * dot(gradient, head.of_qkv(qkv, 2, s));
       sum_p_dp += p[s] * dp[s];
-      add_scaled(p[s] * factor, gradient, head.of_qkv(dqkv, 2, s));
+      add_scaled(p[s] * factor, gradient, row_of(std::span(dv), s, head.size));
     }
     for (std::int64_t s = first; s <= t; ++s) {
-      const Real dscore = p[s] * (dp[s] - sum_p_dp) * score_scale<Real>(head);
-      add_scaled(dscore, head.of_qkv(qkv, 1, s), head.of_qkv(dqkv, 0, t));
-      add_scaled(dscore, head.of_qkv(qkv, 0, t), head.of_qkv(dqkv, 1, s));
+      const double dscore = p[s] * (dp[s] - sum_p_dp) * score_scale(head);
+      add_scaled(dscore, head.of_qkv(qkv, 1, s), row_of(std::span(dq), t, head.size));
+      add_scaled(dscore, head.of_qkv(qkv, 0, t), row_of(std::span(dk), s, head.size));
     }
+  }
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    store(row_of(std::span<const double>(dq), t, head.size), head.of_qkv(dqkv, 0, t));
+    store(row_of(std::span<const double>(dk), t, head.size), head.of_qkv(dqkv, 1, t));
+    store(row_of(std::span<const double>(dv), t, head.size), head.of_qkv(dqkv, 2, t));
   }
 }
 
@@ -156,7 +149,6 @@ void attention_backward(const AttentionInput& input, std::span<const Real> qkv, 
                         std::span<const Real> dout, std::span<Real> dqkv, MultiplyAdds* count) {
   require_sizes(input, qkv, dout.size(), probabilities.size());
   require_size(dqkv, static_cast<std::int64_t>(qkv.size()), "dqkv");
-  std::fill(dqkv.begin(), dqkv.end(), Real{0});
   const std::int64_t product =
       for_each_head(input, [&](const Head& head) { head_attention_backward(head, qkv, probabilities, dout, dqkv); });
   if (count != nullptr) count->attention += 4 * product;  // dout v^T, p^T dout, dscores k and dscores^T q

@@ -77,19 +77,20 @@ void layer_norm_forward(std::span<const Real> x, std::span<const Real> weight, s
   require_size(y, rows * hidden, "y");
   require_size(statistics.mean, rows, "mean");
   require_size(statistics.reciprocal_stddev, rows, "reciprocal_stddev");
-  const auto n = static_cast<Real>(hidden);
+  const auto n = static_cast<double>(hidden);
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto in = row_of(x, row, hidden);
     const auto out = row_of(y, row, hidden);
-    Real sum = 0;
+    double sum = 0.0;
     for (const Real value : in) sum += value;
-    const Real mean = sum / n;
-    Real squares = 0;
+    const double mean = sum / n;
+    double squares = 0.0;
     for (const Real value : in) squares += (value - mean) * (value - mean);
-    const Real rstd = Real{1} / std::sqrt(squares / n + static_cast<Real>(epsilon));
-    for (std::int64_t c = 0; c < hidden; ++c) out[c] = (in[c] - mean) * rstd * weight[c] + bias[c];
-    statistics.mean[row] = mean;
-    statistics.reciprocal_stddev[row] = rstd;
+    statistics.mean[row] = static_cast<Real>(mean);
+    statistics.reciprocal_stddev[row] = static_cast<Real>(1.0 / std::sqrt(squares / n + epsilon));
+    for (std::int64_t c = 0; c < hidden; ++c) {
+      out[c] = (in[c] - statistics.mean[row]) * statistics.reciprocal_stddev[row] * weight[c] + bias[c];
+    }
   }
 }
 
@@ -104,15 +105,15 @@ void layer_norm_backward(std::span<const Real> x, std::span<const Real> weight, 
   require_size(dbias, hidden, "dbias");
   require_size(statistics.mean, rows, "mean");
   require_size(statistics.reciprocal_stddev, rows, "reciprocal_stddev");
-  const auto n = static_cast<Real>(hidden);
+  const auto n = static_cast<double>(hidden);
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto in = row_of(x, row, hidden);
     const auto gradient = row_of(dy, row, hidden);
     const auto out = row_of(dx, row, hidden);
     const Real mean = statistics.mean[row];
     const Real rstd = statistics.reciprocal_stddev[row];
-    Real sum_g = 0;
-    Real sum_g_normed = 0;
+    double sum_g = 0.0;
+    double sum_g_normed = 0.0;
     for (std::int64_t c = 0; c < hidden; ++c) {
       const Real normed = (in[c] - mean) * rstd;
       const Real g = gradient[c] * weight[c];
@@ -121,9 +122,11 @@ void layer_norm_backward(std::span<const Real> x, std::span<const Real> weight, 
       dweight[c] += gradient[c] * normed;
       dbias[c] += gradient[c];
     }
+    const auto mean_g = static_cast<Real>(sum_g / n);
+    const auto mean_g_normed = static_cast<Real>(sum_g_normed / n);
     for (std::int64_t c = 0; c < hidden; ++c) {
       const Real normed = (in[c] - mean) * rstd;
-      out[c] = rstd * (gradient[c] * weight[c] - sum_g / n - normed * (sum_g_normed / n));
+      out[c] = rstd * (gradient[c] * weight[c] - mean_g - normed * mean_g_normed);
     }
   }
 }

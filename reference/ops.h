@@ -6,8 +6,10 @@
 
 #include "core/rng.h"
 
-/// The operators of a GPT, forward and backward, as their equations say. `Real` is float or double and is what every sum is
-/// accumulated in, term after term in the order of the index, unless a function says otherwise.
+/// The operators of a GPT, forward and backward, as their equations say. `Real` is float or double: what every input, every
+/// result and every gradient is stored in. Sums within a row (dot products, means, softmax normalisers) run in the order of the
+/// index, are accumulated in double for either Real, and are rounded once when stored. The gradient of a parameter, which the
+/// micro-batches of a step share, is accumulated in Real, token after token.
 ///
 /// All functions: matrices are row-major, sizes are stated in brackets, spans of other sizes throw ContractError. A result or the
 /// gradient of an input is overwritten; the gradient of a parameter is added to what is there, so that micro-batches accumulate.
@@ -108,8 +110,7 @@ void add(std::span<const Real> a, std::span<const Real> b, std::span<Real> y);
 
 /// Sum over the valid tokens of -log softmax(logits)[target], divided by `valid_tokens` (of the whole global batch, not of
 /// these rows); 0 where valid_tokens is 0. logits [rows, vocabulary], targets [rows] (kIgnoredTarget takes no part),
-/// log_sum_exp [rows]. The sum over rows is accumulated in double for every Real: it is one number, and its rounding is no
-/// business of the pass.
+/// log_sum_exp [rows].
 template <class Real>
 [[nodiscard]] double cross_entropy_forward(std::span<const Real> logits, std::span<const std::int32_t> targets,
                                            std::int64_t valid_tokens, std::span<Real> log_sum_exp);

@@ -33,9 +33,9 @@ double cross_entropy_forward(std::span<const Real> logits, std::span<const std::
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto scores = row_of(logits, row, vocabulary);
     const Real largest = *std::max_element(scores.begin(), scores.end());
-    Real sum = 0;
+    double sum = 0.0;
     for (const Real score : scores) sum += std::exp(score - largest);
-    log_sum_exp[row] = largest + std::log(sum);
+    log_sum_exp[row] = static_cast<Real>(largest + std::log(sum));
     if (targets[row] == kIgnoredTarget) continue;
     loss_sum += log_sum_exp[row] - scores[column_of(targets[row], vocabulary)];
   }

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <vector>
+
 #include "reference/ops.h"
 #include "reference/require.h"
 
@@ -18,14 +20,13 @@ void linear_forward(LinearSize size, std::span<const Real> x, std::span<const Re
   require_size(weight, size.in * size.out, "weight");
   require_size(bias, size.out, "bias");
   require_size(y, size.rows * size.out, "y");
+  std::vector<double> sums;
   for (std::int64_t row = 0; row < size.rows; ++row) {
     const auto in = row_of(x, row, size.in);
     const auto out = row_of(y, row, size.out);
-    for (std::int64_t o = 0; o < size.out; ++o) out[o] = bias[o];
-    for (std::int64_t i = 0; i < size.in; ++i) {
-      const auto weights = row_of(weight, i, size.out);
-      for (std::int64_t o = 0; o < size.out; ++o) out[o] += in[i] * weights[o];
-    }
+    sums.assign(bias.begin(), bias.end());
+    for (std::int64_t i = 0; i < size.in; ++i) add_scaled(in[i], row_of(weight, i, size.out), std::span(sums));
+    store(std::span<const double>(sums), out);
   }
   count_product(count, size);
 }
@@ -43,12 +44,7 @@ void linear_backward(LinearSize size, std::span<const Real> x, std::span<const R
     const auto in = row_of(x, row, size.in);
     const auto gradient = row_of(dy, row, size.out);
     const auto out = row_of(dx, row, size.in);
-    for (std::int64_t i = 0; i < size.in; ++i) {
-      const auto weights = row_of(weight, i, size.out);
-      Real sum = 0;
-      for (std::int64_t o = 0; o < size.out; ++o) sum += gradient[o] * weights[o];
-      out[i] = sum;
-    }
+    for (std::int64_t i = 0; i < size.in; ++i) out[i] = static_cast<Real>(dot<Real>(gradient, row_of(weight, i, size.out)));
     for (std::int64_t i = 0; i < size.in; ++i) {
       const auto dweights = row_of(dweight, i, size.out);
       for (std::int64_t o = 0; o < size.out; ++o) dweights[o] += in[i] * gradient[o];
@@ -69,10 +65,7 @@ void head_forward(LinearSize size, std::span<const Real> x, std::span<const Real
     const auto in = row_of(x, row, size.in);
     const auto out = row_of(logits, row, size.out);
     for (std::int64_t o = 0; o < size.out; ++o) {
-      const auto weights = row_of(table, o, size.in);
-      Real sum = 0;
-      for (std::int64_t i = 0; i < size.in; ++i) sum += in[i] * weights[i];
-      out[o] = sum;
+      out[o] = static_cast<Real>(dot<Real>(in, row_of(table, o, size.in)));
     }
   }
   count_product(count, size);
@@ -86,15 +79,16 @@ void head_backward(LinearSize size, std::span<const Real> x, std::span<const Rea
   require_size(dlogits, size.rows * size.out, "dlogits");
   require_size(dx, size.rows * size.in, "dx");
   require_size(dtable, size.in * size.out, "dtable");
+  std::vector<double> sums;
   for (std::int64_t row = 0; row < size.rows; ++row) {
     const auto in = row_of(x, row, size.in);
     const auto gradient = row_of(dlogits, row, size.out);
     const auto out = row_of(dx, row, size.in);
-    for (std::int64_t i = 0; i < size.in; ++i) out[i] = 0;
+    sums.assign(static_cast<std::size_t>(size.in), 0.0);
+    for (std::int64_t o = 0; o < size.out; ++o) add_scaled(gradient[o], row_of(table, o, size.in), std::span(sums));
+    store(std::span<const double>(sums), out);
     for (std::int64_t o = 0; o < size.out; ++o) {
-      const auto weights = row_of(table, o, size.in);
       const auto dweights = row_of(dtable, o, size.in);
-      for (std::int64_t i = 0; i < size.in; ++i) out[i] += gradient[o] * weights[i];
       for (std::int64_t i = 0; i < size.in; ++i) dweights[i] += gradient[o] * in[i];
     }
   }
