@@ -136,12 +136,12 @@ std::int64_t count_forward_multiply_adds(const GptConfig& model, std::int64_t ro
   return count;
 }
 
-std::vector<Property> flops_properties(std::int64_t counted_forward_multiply_adds, const GptConfig& model,
-                                       std::int64_t row_tokens, const PitfallSet& pitfalls) {
-  const double counted = 3 * 2 * static_cast<double>(counted_forward_multiply_adds);
-  return {equals("model_flops_per_row", model_flops_per_row(model, row_tokens, pitfalls), counted,
-                 fmt::format("3 x 2 x {} multiply-adds counted in a forward pass of {} tokens; convention: {}",
-                             counted_forward_multiply_adds, row_tokens, kFlopsConvention))};
+std::vector<Property> flops_properties(std::int64_t counted_multiply_adds, const GptConfig& model, std::int64_t row_tokens,
+                                       const PitfallSet& pitfalls) {
+  return {equals("model_flops_per_row", model_flops_per_row(model, row_tokens, pitfalls),
+                 2 * static_cast<double>(counted_multiply_adds),
+                 fmt::format("2 x {} multiply-adds counted in a training step of {} tokens; convention: {}",
+                             counted_multiply_adds, row_tokens, kFlopsConvention))};
 }
 
 std::vector<Property> utilization_properties(const PitfallSet& pitfalls) {

@@ -17,9 +17,9 @@ namespace tandem {
 /// them: forward only. Position t attends to positions 0..t. For small shapes.
 [[nodiscard]] std::int64_t count_forward_multiply_adds(const GptConfig& model, std::int64_t row_tokens);
 
-/// model_flops_per_row() equals three times (forward 1x, backward 2x) two times what an instrumented forward pass of one row
-/// counted.
-[[nodiscard]] std::vector<Property> flops_properties(std::int64_t counted_forward_multiply_adds, const GptConfig& model,
+/// model_flops_per_row() equals two times the multiply-adds that an instrumented training step of one row counted, forward and
+/// backward.
+[[nodiscard]] std::vector<Property> flops_properties(std::int64_t counted_multiply_adds, const GptConfig& model,
                                                      std::int64_t row_tokens, const PitfallSet& pitfalls);
 
 /// utilization() of a made-up machine of four devices: 40 FLOPs in 1 s where each device could do 100 is a tenth; more than the
