@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Everything that is too slow for each change: all tests under both sanitizers, the full suites, the planted pitfalls under several
+# seeds, static analysis, benchmarks, and the peers where they are installed. Results go to build/ci/nightly.
+#
+#   ci/nightly.sh [--python PYTHON]    an interpreter that can import torch, for the peers
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+use_huge_pages
+
+python=${PYTHON:-python3}
+if [[ ${1:-} == --python ]]; then python=${2:?"--python needs an interpreter"}; fi
+seeds=(1 2 3 4 5)
+results=build/ci/nightly
+
+say "Setting up"
+ci/setup.sh --all
+start_checks "$results"
+
+say "The tree"
+run_check includes_self_test python3 ci/check_includes.py --self-test
+run_check includes python3 ci/check_includes.py
+run_check tree_self_test python3 ci/check_tree.py --self-test
+run_check tree python3 ci/check_tree.py
+run_check documents python3 ci/check_docs.py
+run_check format ci/check_format.sh
+run_check scripts ci/check_scripts.sh
+
+reports=()
+for preset in cpu asan tsan; do
+  say "All tests, preset $preset"
+  report=$repository/build/$preset/junit.xml
+  rm -f "$report"
+  reports+=("$report")
+  extra=()
+  [[ $preset == cpu ]] && extra=(-DTANDEM_BENCHMARKS=ON)
+  run_check "configure_$preset" cmake --preset "$preset" "${extra[@]}"
+  run_check "build_$preset" cmake --build --preset "$preset" -j "$num_jobs"
+  run_check "ctest_$preset" ctest --preset "$preset" -j "$num_jobs" --output-junit "$report"
+done
+run_check headers ci/check_headers.sh
+run_check tidy ci/tidy.sh
+
+say "Suites and pitfalls"
+tandem=build/cpu/tandem
+run_check suites_full "$tandem" run --full --out "$results/suites.json"
+for seed in "${seeds[@]}"; do
+  run_check "suites_seed_$seed" "$tandem" run --quick --set seed="$seed" --out "$results/suites_seed_$seed.json"
+  run_check "pitfalls_seed_$seed" "$tandem" pitfalls --set seed="$seed"
+done
+
+say "Benchmarks and peers"
+mapfile -t benchmarks < <(find build/cpu -type f -name '*_bench' -perm -u+x | LC_ALL=C sort)
+for benchmark in "${benchmarks[@]}"; do
+  name=$(basename "$benchmark")
+  # The step benchmark is no Google Benchmark; it runs beside its peer below.
+  [[ $name == tandem_step_bench ]] && continue
+  run_check "$name" "$benchmark" --benchmark_out="$results/$name.json" --benchmark_out_format=json
+done
+for sequence in 64 256; do
+  run_check "peer_train_step_$sequence" ci/peers/train_step.sh --python "$python" --sequence "$sequence" \
+    --out "$results/train_step_$sequence.jsonl"
+done
+
+say "Result after $SECONDS s"
+python3 ci/count_tests.py --checks "$check_folder/checks.tsv" "${reports[@]}"

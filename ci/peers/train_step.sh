@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# A whole training step of GPT-2 124M, fp32, ours and PyTorch's: first each variant of the peer once, then ours and its best variant
+# in turns (A B A B), so that a machine that changes its speed changes it for both. Prints the ratio and a Markdown table.
+#
+#   ci/peers/train_step.sh [--ours PROGRAM] [--python PYTHON] [--batch 4] [--sequence 256] [--threads 2] [--steps 5] [--rounds 3]
+#                          [--out FILE.jsonl]
+#
+# Ours prints one JSON object a line, with tokens_per_second and step_seconds.median. Exit status 77: the peer or ours is missing.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+ours=build/cpu/tandem_step_bench
+python=${PYTHON:-python3}
+batch=4 sequence=256 threads=2 steps=5 rounds=3 out=''
+while (($#)); do
+  (($# >= 2)) || fail "$1 needs a value"
+  case $1 in
+    --ours) ours=$2 ;;
+    --python) python=$2 ;;
+    --batch) batch=$2 ;;
+    --sequence) sequence=$2 ;;
+    --threads) threads=$2 ;;
+    --steps) steps=$2 ;;
+    --rounds) rounds=$2 ;;
+    --out) out=$2 ;;
+    *) fail "unknown option '$1'" ;;
+  esac
+  shift 2
+done
+
+skip() {
+  echo "$*"
+  exit "$skipped_status"
+}
+command -v "$ours" >/dev/null || skip "$ours is not built (cmake --preset cpu -DTANDEM_BENCHMARKS=ON)"
+"$python" -c 'import torch' 2>/dev/null || skip "$python cannot import torch; name one that can with --python"
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+shape=(--batch "$batch" --sequence "$sequence" --threads "$threads" --steps "$steps")
+torch_step() { "$python" ci/peers/torch_gpt2.py "${shape[@]}" "$@" 2>>"$scratch/torch.err"; }
+
+torch_step >"$scratch/variants.jsonl" || { cat "$scratch/torch.err" >&2 && fail "the peer did not run"; }
+best=$("$python" ci/peers/summarize.py --best-variant "$scratch/variants.jsonl")
+for ((round = 1; round <= rounds; ++round)); do
+  printf 'round %d of %d: ours, then %s\n' "$round" "$rounds" "$best" >&2
+  "$ours" "${shape[@]}" --json >>"$scratch/ours.jsonl"
+  torch_step --variants "$best" >>"$scratch/best.jsonl"
+done
+if [[ -n $out ]]; then cat "$scratch"/{variants,best,ours}.jsonl >"$out"; fi
+"$python" ci/peers/summarize.py --ours "$scratch/ours.jsonl" --peer "$scratch/best.jsonl" "$scratch/variants.jsonl"
