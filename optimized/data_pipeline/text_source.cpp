@@ -30,8 +30,8 @@ std::optional<std::filesystem::path> prefix_of_prepared(const std::filesystem::p
 TextSource::TextSource(std::shared_ptr<const TokenStore> store, const TextDataOptions& options)
     : options_(checked(options)),
       store_(std::move(store)),
-      training_(store_, options.validation_fraction, Part::training),
-      validation_(store_, options.validation_fraction, Part::validation) {
+      training_(store_, options.validation_fraction, SplitPart::training),
+      validation_(store_, options.validation_fraction, SplitPart::validation) {
   if (num_samples(training_) == 0) {
     throw InputError(fmt::format("{} has {} tokens, {} of them for training; a sample needs {} (sequence + 1)",
                                  store_->describe(), store_->num_tokens(), training_.num_tokens(), options_.sequence + 1));

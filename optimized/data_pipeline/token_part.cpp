@@ -37,7 +37,7 @@ std::int64_t DocumentSplit::held_out_document(std::int64_t number) const noexcep
   return static_cast<std::int64_t>((wanted + count - 1) / count) - 1;
 }
 
-TokenPart::TokenPart(std::shared_ptr<const TokenStore> store, double validation_fraction, Part part)
+TokenPart::TokenPart(std::shared_ptr<const TokenStore> store, double validation_fraction, SplitPart part)
     : store_(std::move(store)), split_(store_->num_documents(), validation_fraction), part_(part) {
   const std::int64_t total = store_->num_tokens();
   std::int64_t held_out = 0;
@@ -51,20 +51,20 @@ TokenPart::TokenPart(std::shared_ptr<const TokenStore> store, double validation_
     }
   } else {
     held_out = floor_share(validation_fraction, total);
-    if (part_ == Part::validation) first_token_ = total - held_out;
+    if (part_ == SplitPart::validation) first_token_ = total - held_out;
   }
-  num_tokens_ = part_ == Part::validation ? held_out : total - held_out;
+  num_tokens_ = part_ == SplitPart::validation ? held_out : total - held_out;
 }
 
 bool TokenPart::contains(std::int64_t document) const noexcept {
-  return held_out_tokens_.empty() || split_.is_held_out(document) == (part_ == Part::validation);
+  return held_out_tokens_.empty() || split_.is_held_out(document) == (part_ == SplitPart::validation);
 }
 
 std::int64_t TokenPart::part_begin(std::int64_t document) const {
   const std::int64_t begin = store_->document_begin(document);
   if (held_out_tokens_.empty()) return begin - first_token_;
   const std::int64_t held_out = held_out_tokens_[static_cast<std::size_t>(split_.held_out_before(document))];
-  return part_ == Part::validation ? held_out : begin - held_out;
+  return part_ == SplitPart::validation ? held_out : begin - held_out;
 }
 
 std::int64_t TokenPart::document_at(std::int64_t position) const {

@@ -35,13 +35,13 @@ class DocumentSplit {
   std::int64_t held_out_;
 };
 
-enum class Part : std::uint8_t { training, validation };
+enum class SplitPart : std::uint8_t { training, validation };
 
 /// The tokens of one part of the split as one row. Memory: 8 bytes a held-out document.
 class TokenPart {
  public:
   /// Shares `store`.
-  TokenPart(std::shared_ptr<const TokenStore> store, double validation_fraction, Part part);
+  TokenPart(std::shared_ptr<const TokenStore> store, double validation_fraction, SplitPart part);
 
   [[nodiscard]] std::int64_t num_tokens() const noexcept { return num_tokens_; }
   /// Copies tokens [first, first + tokens.size()) of the part; begins_document[i] is 1 where token i is the first of a document,
@@ -57,7 +57,7 @@ class TokenPart {
 
   std::shared_ptr<const TokenStore> store_;
   DocumentSplit split_;
-  Part part_;
+  SplitPart part_;
   std::int64_t first_token_ = 0;  ///< of the store, where the split is by position
   std::int64_t num_tokens_ = 0;
   std::vector<std::int64_t> held_out_tokens_;  ///< [held_out + 1] tokens in the first j held-out documents
