@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
 
 #include "core/error.h"
+#include "reference/attention.h"
 #include "reference/test_support.h"
 
 namespace tandem::reference {
@@ -141,6 +143,62 @@ TEST(Gpt, TracesInTheOrderOfExecution) {
   std::vector<std::string> reversed;
   for (auto name = names.rbegin(); name.base() != middle; ++name) reversed.push_back(name->substr(2));
   EXPECT_EQ(std::vector<std::string>(names.begin(), middle), reversed);
+}
+
+/// One traced training pass: every activation by name.
+std::map<std::string, std::vector<double>> traced_forward(const GptConfig& model, const Batch& batch,
+                                                          const DropoutStep& dropout) {
+  std::map<std::string, std::vector<double>> activations;
+  const Tracer<double> trace = [&](std::string_view name, std::span<const double> values) {
+    activations[std::string(name)] = {values.begin(), values.end()};
+  };
+  const Pass<double> pass{.valid_tokens = batch.valid_tokens(), .dropout = dropout, .trace = trace};
+  EXPECT_GT(loss(model, lively_parameters(model, 1), batch, pass), 0.0);
+  return activations;
+}
+
+/// `after` = `before` + mask of (layer, site) * `branch`, the mask taken word by word from its definition.
+void expect_residual_mask(const GptConfig& model, const Batch& batch, const DropoutKey& key, const std::vector<double>& before,
+                          const std::vector<double>& branch, const std::vector<double>& after) {
+  ASSERT_EQ(after.size(), branch.size());
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    const auto hidden = static_cast<std::size_t>(model.hidden);
+    const auto tokens = static_cast<std::size_t>(batch.sequence);
+    const std::size_t token = i / hidden;
+    const auto row_id = static_cast<std::uint64_t>(batch.row_ids[token / tokens]);
+    const std::uint64_t element_index = (row_id * 8 + token % tokens) * hidden + i % hidden;
+    const double factor = key.word(element_index) >= 0x80000000U ? 2.0 : 0.0;
+    ASSERT_NEAR(after[i], (before.empty() ? 0.0 : before[i]) + factor * branch[i], 1e-14) << "element " << i;
+  }
+}
+
+TEST(Gpt, TakesEveryMaskFromItsLayerSiteAndGlobalRow) {
+  GptConfig model = small_model();
+  Batch batch = ragged_batch(model, 7, {7, 5}, 2);
+  batch.row_ids = {6, 3};
+  const auto without = traced_forward(model, batch, {});
+  model.embedding_dropout = model.attention_dropout = model.residual_dropout = 0.5;
+  const DropoutStep step{40, 9};
+
+  const auto with = traced_forward(model, batch, step);
+
+  expect_residual_mask(model, batch, {40, 9, 0, DropoutSite::embedding}, {}, without.at("embedding"), with.at("embedding"));
+  for (std::uint32_t layer = 0; layer < 2; ++layer) {
+    const std::string block = "h." + std::to_string(layer);
+    const std::vector<double>& input = layer == 0 ? with.at("embedding") : with.at("h.0");
+    expect_residual_mask(model, batch, {40, 9, layer, DropoutSite::attention_residual}, input, with.at(block + ".attn.c_proj"),
+                         with.at(block + ".middle"));
+    expect_residual_mask(model, batch, {40, 9, layer, DropoutSite::mlp_residual}, with.at(block + ".middle"),
+                         with.at(block + ".mlp.c_proj"), with.at(block));
+    const AttentionInput attention{model.heads,
+                                   model.hidden,
+                                   {batch.row_ids, 7, 8},
+                                   batch.document_starts,
+                                   {0.5, {40, 9, layer, DropoutSite::attention_probability}}};
+    std::vector<double> out(with.at(block + ".attn").size()), probabilities(2 * 3 * 7 * 7);
+    attention_forward<double>(attention, with.at(block + ".attn.c_attn"), out, probabilities);
+    EXPECT_EQ(out, with.at(block + ".attn"));
+  }
 }
 
 TEST(Gpt, ABatchWithoutRowsAddsNothing) {

@@ -201,6 +201,29 @@ TEST(Attention, DoesNotSeeOtherDocuments) {
   EXPECT_EQ(std::vector<double>(before.begin() + 8, before.end()), std::vector<double>(after.begin() + 8, after.end()));
 }
 
+TEST(Attention, DropsProbabilitiesByTheGlobalIndexOfQueryAndKey) {
+  const std::int64_t tokens = 4, sequence = 7, size = 3;
+  const int heads = 2;
+  const std::vector<std::int64_t> row_ids = {9, 4};
+  const std::vector<std::int32_t> starts(8, 0);
+  const Dropout dropout{0.5, {77, 3, 2, DropoutSite::attention_probability}};
+  const AttentionInput input{heads, heads * size, {row_ids, tokens, sequence}, starts, dropout};
+  const std::vector<double> qkv = random_values(2 * 4 * 18, 1);
+  std::vector<double> out(2 * 4 * 6), probabilities(2 * 2 * 16), expected(out.size());
+
+  attention_forward<double>(input, qkv, out, probabilities);
+
+  for (std::size_t i = 0; i < probabilities.size(); ++i) {
+    const std::size_t row = i / 32, head = i / 16 % 2, query = i / 4 % 4, key = i % 4;
+    const std::uint64_t element_index = ((static_cast<std::uint64_t>(row_ids[row]) * 2 + head) * 7 + query) * 7 + key;
+    if (dropout.key.word(element_index) < 0x80000000U) continue;
+    for (std::size_t c = 0; c < 3; ++c) {
+      expected[(row * 4 + query) * 6 + head * 3 + c] += 2.0 * probabilities[i] * qkv[(row * 4 + key) * 18 + 12 + head * 3 + c];
+    }
+  }
+  EXPECT_LE(relative_l2(out, expected), 1e-15);
+}
+
 TEST(Operators, RefuseSpansOfAnotherSize) {
   std::vector<double> x(6), weight(6), bias(2), y(4);
   try {
