@@ -100,6 +100,7 @@ void read_equivalence(const Json& json, Verdict& verdict) {
   if (const std::string bad = text_at(json, "first_bad_tensor"); !bad.empty()) verdict.first_bad_tensor = bad;
   verdict.first_bad_step = step_at(json, "first_bad_step");
   verdict.ranks_judged = json.value("ranks_judged", 0);
+  verdict.tensors_judged = json.value("tensors_judged", 0);
   if (!json.contains("stages")) return;
   for (const Json& stage : json["stages"]) {
     TensorVerdict tensor;

@@ -84,7 +84,7 @@ Json equivalence_json(const Verdict& verdict) {
           {"first_bad_tensor", text_or_null(verdict.first_bad_tensor.value_or(""))},
           {"first_bad_step", step_or_null(verdict.first_bad_step)},
           {"ranks_judged", verdict.ranks_judged},
-          {"tensors_judged", verdict.tensors.size()},
+          {"tensors_judged", verdict.tensors_judged},
           {"stages", stages_json(verdict)}};
 }
 

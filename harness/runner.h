@@ -26,7 +26,7 @@ struct CaseResult {
   std::vector<std::vector<Span>> spans_by_rank;  ///< kept only where RunnerOptions::keep_spans
 };
 
-struct Progress {
+struct RunProgress {
   std::string name;       ///< case that is about to run; empty when all are done
   std::size_t index = 0;  ///< cases done so far
   std::size_t total = 0;
@@ -35,9 +35,9 @@ struct Progress {
 
 struct RunnerOptions {
   RunContext context;
-  std::function<void(const Progress&)> on_progress;  ///< before each case and after the last; may be empty
-  std::function<void(const CaseResult&)> on_result;  ///< after each case; may be empty
-  const std::atomic<bool>* interrupted = nullptr;    ///< borrowed; looked at between cases
+  std::function<void(const RunProgress&)> on_progress;  ///< before each case and after the last; may be empty
+  std::function<void(const CaseResult&)> on_result;     ///< after each case; may be empty
+  const std::atomic<bool>* interrupted = nullptr;       ///< borrowed; looked at between cases
   bool keep_spans = false;
 };
 

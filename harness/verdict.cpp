@@ -142,6 +142,7 @@ Verdict judge(Criterion criterion, const CaseEvidence& evidence, const PitfallSe
   if (sides.candidate != nullptr) note(verdict, check_replicas(*sides.candidate, verdict.ranks_judged, pitfalls));
   if (comparable && !gap) {
     verdict.tensors = compare_tensors(criterion, sides, pitfalls);
+    verdict.tensors_judged = static_cast<int>(verdict.tensors.size());
     note(verdict, check_tensors(verdict));
   }
   note(verdict, check_properties(verdict.properties));

@@ -41,6 +41,7 @@ struct Verdict {
   std::optional<std::string> first_bad_tensor;  ///< in execution order
   int first_bad_step = -1;
   int ranks_judged = 0;  ///< must equal the candidate's ranks
+  int tensors_judged = 0;
   std::vector<TensorVerdict> tensors;
   std::vector<Property> properties;
 };

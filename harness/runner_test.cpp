@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/runner.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include "core/error.h"
+#include "harness/made_up_case.h"
+#include "harness/registry.h"
+
+namespace tandem {
+namespace {
+
+using tandem::testing::has;
+using tandem::testing::MadeUpCase;
+
+Case named(const std::string& name, bool quick = true) {
+  Case made;
+  made.suite = name.substr(0, name.find('/'));
+  made.name = name;
+  made.quick = quick;
+  made.execute = [](const RunContext&) { return MadeUpCase().evidence; };
+  return made;
+}
+
+CaseList some_cases() {
+  return {named("data_parallel/ranks1/fp32"), named("data_parallel/ranks16/fp32"), named("data_parallel/ranks4/fp32", false),
+          named("training/synthetic")};
+}
+
+std::vector<std::string> selected(const std::vector<std::string>& patterns, Tier tier = Tier::full) {
+  std::vector<std::string> names;
+  for (const Case& entry : select_cases(some_cases(), patterns, tier)) names.push_back(entry.name);
+  return names;
+}
+
+std::string text_of_selecting(const std::vector<std::string>& patterns, Tier tier = Tier::full) {
+  try {
+    (void)selected(patterns, tier);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Registry, SelectsSuitesCasesAndBeginnings) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(selected({}).size(), 4U);
+  EXPECT_EQ(selected({"training"}), Names{"training/synthetic"});
+  EXPECT_EQ(selected({"data_parallel/ranks1"}), Names{"data_parallel/ranks1/fp32"}) << "ranks16 is another part";
+  EXPECT_EQ(selected({"data_parallel/ranks1/fp32"}), Names{"data_parallel/ranks1/fp32"});
+  EXPECT_EQ(selected({"data_parallel/"}).size(), 3U);
+  EXPECT_EQ(selected({"data_parallel/r"}).size(), 3U) << "no whole part: any beginning";
+  EXPECT_EQ(selected({"training", "data_parallel/ranks1", "training/synthetic"}),
+            (Names{"data_parallel/ranks1/fp32", "training/synthetic"}))
+      << "in the order of the list, each once";
+}
+
+TEST(Registry, QuickLeavesOutTheOthers) {
+  EXPECT_EQ(selected({"data_parallel"}, Tier::quick).size(), 2U);
+  EXPECT_TRUE(has(text_of_selecting({"data_parallel/ranks4"}, Tier::quick), "use --full"));
+}
+
+TEST(Registry, RefusesUnknownNamesWithTheNearest) {
+  EXPECT_TRUE(has(text_of_selecting({"trianing"}), "did you mean 'training'?"));
+  EXPECT_TRUE(has(text_of_selecting({"data_parallel/ranks1/fp3x"}), "did you mean 'data_parallel/ranks1/fp32'?"));
+  EXPECT_TRUE(has(text_of_selecting({"data_parallel/nothing/like/that/at/all"}), "suite 'data_parallel' has no case"));
+  EXPECT_TRUE(has(text_of_selecting({"zzz"}), "the suites are: data_parallel, training"));
+  EXPECT_TRUE(has(text_of_selecting({"training", ""}), "no suite or case is called ''"));
+}
+
+TEST(Registry, RefusesCasesWithoutAnIdentity) {
+  EXPECT_NO_THROW(check_registry(some_cases()));
+  EXPECT_THROW(check_registry({named("a/b"), named("a/b")}), ContractError);
+  Case stray = named("a/b");
+  stray.suite = "b";
+  EXPECT_THROW(check_registry({stray}), ContractError);
+  Case idle = named("a/b");
+  idle.execute = nullptr;
+  EXPECT_THROW(check_registry({idle}), ContractError);
+}
+
+TEST(Runner, GoesOnAfterACaseThatThrows) {
+  CaseList cases = some_cases();
+  cases[0].execute = [](const RunContext&) -> CaseEvidence { throw InputError("the file x is missing"); };
+  cases[1].execute = [](const RunContext&) -> CaseEvidence { throw 7; };  // NOLINT(hicpp-exception-baseclass)
+
+  const RunOutcome outcome = run_cases(cases, {});
+
+  ASSERT_EQ(outcome.results.size(), 4U);
+  EXPECT_FALSE(outcome.interrupted);
+  EXPECT_EQ(outcome.results[0].verdict.status, Status::fail);
+  EXPECT_EQ(outcome.results[0].verdict.check, "exception");
+  EXPECT_EQ(outcome.results[0].verdict.reason, "the file x is missing");
+  EXPECT_EQ(outcome.results[1].verdict.status, Status::fail);
+  EXPECT_EQ(outcome.results[2].verdict.status, Status::pass);
+  EXPECT_EQ(count(outcome.results).failed, 2);
+  EXPECT_FALSE(count(outcome.results).good());
+}
+
+TEST(Runner, SkipsWhatIsUnavailableWithTheReason) {
+  Case entry = named("a/b");
+  entry.unavailable = [](const RunContext& context) -> std::optional<std::string> {
+    return context.backend == "cuda" ? std::nullopt : std::optional<std::string>("needs a GPU");
+  };
+  entry.execute = [](const RunContext&) -> CaseEvidence { throw std::logic_error("was executed"); };
+
+  const CaseResult result = run_case(entry, {});
+
+  EXPECT_EQ(result.verdict.status, Status::skip);
+  EXPECT_EQ(result.verdict.reason, "needs a GPU");
+  EXPECT_TRUE(count({result}).good());
+}
+
+TEST(Runner, StopsBetweenCasesWhenInterruptedAndKeepsWhatIsDone) {
+  std::atomic<bool> interrupted = false;
+  CaseList cases = some_cases();
+  cases[1].execute = [&](const RunContext&) {
+    interrupted = true;
+    return MadeUpCase().evidence;
+  };
+  RunnerOptions options;
+  options.interrupted = &interrupted;
+
+  const RunOutcome outcome = run_cases(cases, options);
+
+  EXPECT_TRUE(outcome.interrupted);
+  ASSERT_EQ(outcome.results.size(), 2U);
+  EXPECT_EQ(outcome.results[1].verdict.status, Status::pass);
+}
+
+TEST(Runner, ReportsProgressBeforeEachCaseAndAtTheEnd) {
+  std::vector<std::string> seen;
+  std::size_t results = 0;
+  RunnerOptions options;
+  options.on_progress = [&](const RunProgress& progress) {
+    EXPECT_EQ(progress.index, seen.size());
+    EXPECT_EQ(progress.total, 4U);
+    seen.push_back(progress.name);
+  };
+  options.on_result = [&](const CaseResult&) { ++results; };
+
+  (void)run_cases(some_cases(), options);
+
+  EXPECT_EQ(seen.size(), 5U);
+  EXPECT_EQ(seen.front(), "data_parallel/ranks1/fp32");
+  EXPECT_EQ(seen.back(), "");
+  EXPECT_EQ(results, 4U);
+}
+
+Measured steady_run() {
+  Measured measured;
+  measured.step_seconds = {0.1, 0.1, 0.1};
+  measured.wall_seconds = 0.3;
+  measured.tokens_per_step = 10;
+  measured.spans_by_rank.resize(2);
+  return measured;
+}
+
+TEST(Runner, GivesNoNumbersWithoutAPass) {
+  Case good = named("a/good");
+  good.execute = [](const RunContext&) {
+    CaseEvidence evidence = MadeUpCase().evidence;
+    evidence.measured = steady_run();
+    return evidence;
+  };
+  Case bad = named("a/bad");
+  bad.execute = [](const RunContext&) {
+    CaseEvidence evidence = MadeUpCase().evidence;
+    evidence.measured = steady_run();
+    evidence.properties.push_back({"never", 1, Relation::equal, 2, "", -1, ""});
+    return evidence;
+  };
+  RunnerOptions options;
+  options.keep_spans = true;
+
+  const CaseResult of_good = run_case(good, options);
+  ASSERT_TRUE(of_good.measurements.has_value());
+  EXPECT_DOUBLE_EQ(of_good.measurements->tokens_per_second, 100);
+  EXPECT_EQ(of_good.spans_by_rank.size(), 2U);
+  EXPECT_FALSE(run_case(bad, options).measurements.has_value());
+}
+
+TEST(Runner, CallsAMeasurementBeyondPhysicsInvalid) {
+  Case entry = named("a/b");
+  entry.execute = [](const RunContext&) {
+    CaseEvidence evidence = MadeUpCase().evidence;
+    evidence.measured = steady_run();
+    evidence.measured->model_flops_per_step = 1e12;
+    evidence.measured->peak_flops_per_second = 1e12;
+    return evidence;
+  };
+  const CaseResult result = run_case(entry, {});
+  EXPECT_EQ(result.verdict.status, Status::invalid);
+  EXPECT_EQ(result.verdict.check, "measurement");
+  EXPECT_FALSE(result.measurements.has_value());
+}
+
+}  // namespace
+}  // namespace tandem

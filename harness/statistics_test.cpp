@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/statistics.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "harness/measurement.h"
+
+namespace tandem {
+namespace {
+
+TEST(Statistics, QuantilesInterpolateLinearly) {
+  const std::vector<double> sorted = {1, 2, 4, 8, 16};
+  EXPECT_DOUBLE_EQ(quantile(sorted, 0), 1);
+  EXPECT_DOUBLE_EQ(quantile(sorted, 0.5), 4);
+  EXPECT_DOUBLE_EQ(quantile(sorted, 0.1), 1.4);
+  EXPECT_DOUBLE_EQ(quantile(sorted, 0.9), 12.8);
+  EXPECT_DOUBLE_EQ(quantile(sorted, 1), 16);
+  EXPECT_DOUBLE_EQ(median({4, 1, 3, 2}), 2.5);
+  EXPECT_TRUE(std::isnan(median({})));
+}
+
+TEST(Statistics, SummaryKeepsTheRawSamplesInTheirOrder) {
+  const Summary summary = summarise({3, 1, 2});
+  EXPECT_EQ(summary.samples, (std::vector<double>{3, 1, 2}));
+  EXPECT_DOUBLE_EQ(summary.median, 2);
+  EXPECT_DOUBLE_EQ(summary.p10, 1.2);
+  EXPECT_DOUBLE_EQ(summary.p90, 2.8);
+}
+
+TEST(Statistics, SummaryOfNothingIsNaN) {
+  const Summary summary = summarise({});
+  EXPECT_TRUE(std::isnan(summary.median) && std::isnan(summary.p10) && std::isnan(summary.ci95_high));
+}
+
+TEST(Statistics, BootstrapIntervalHoldsTheMedianAndIsTheSameEveryTime) {
+  std::vector<double> samples;
+  for (std::uint64_t i = 0; i < 41; ++i) samples.push_back(10 + parameter_normal(3, "samples", i));
+  const Summary first = summarise(samples);
+  const Summary second = summarise(samples);
+
+  EXPECT_LT(first.ci95_low, first.median);
+  EXPECT_GT(first.ci95_high, first.median);
+  // Of a normal sample the median's standard error is 1.253 sigma / sqrt(n), about 0.196 here; the interval spans about 4 of
+  // them.
+  EXPECT_NEAR(first.ci95_high - first.ci95_low, 4 * 0.196, 0.5);
+  EXPECT_EQ(first.ci95_low, second.ci95_low);
+  EXPECT_EQ(first.ci95_high, second.ci95_high);
+}
+
+TEST(Statistics, BootstrapIntervalCoversTheTrueMedianAboutAsOftenAsItSays) {
+  int covered = 0;
+  constexpr int kTrials = 100;
+  for (std::uint64_t trial = 0; trial < kTrials; ++trial) {
+    std::vector<double> samples;
+    for (std::uint64_t i = 0; i < 25; ++i) samples.push_back(parameter_normal(trial, "coverage", i));
+    const Summary summary = summarise(samples);
+    covered += summary.ci95_low <= 0 && 0 <= summary.ci95_high ? 1 : 0;
+  }
+  EXPECT_GE(covered, 88);
+  EXPECT_LE(covered, 100);
+}
+
+TEST(Statistics, RatioOfMediansCarriesAnIntervalOfItsOwn) {
+  const Ratio ratio = ratio_of_medians({1, 1, 1, 1, 1}, {2, 2, 2, 2, 2});
+  EXPECT_DOUBLE_EQ(ratio.value, 2);
+  EXPECT_DOUBLE_EQ(ratio.ci95.low, 2);
+  EXPECT_DOUBLE_EQ(ratio.ci95.high, 2);
+  EXPECT_TRUE(std::isnan(ratio_of_medians({}, {1}).value));
+}
+
+}  // namespace
+}  // namespace tandem
