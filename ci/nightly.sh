@@ -45,8 +45,8 @@ say "Suites and pitfalls"
 tandem=build/cpu/tandem
 run_check suites_full "$tandem" run --full --out "$results/suites.json"
 for seed in "${seeds[@]}"; do
-  run_check "suites_seed_$seed" "$tandem" run --quick --set seed="$seed" --out "$results/suites_seed_$seed.json"
-  run_check "pitfalls_seed_$seed" "$tandem" pitfalls --set seed="$seed"
+  run_check "suites_seed_$seed" "$tandem" run --quick --seed "$seed" --out "$results/suites_seed_$seed.json"
+  run_check "pitfalls_seed_$seed" "$tandem" pitfalls --seed "$seed"
 done
 
 say "Benchmarks and peers"
