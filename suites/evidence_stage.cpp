@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "suites/evidence_stage.h"
+
+#include <algorithm>
+
+#include "suites/pair.h"
+
+namespace tandem {
+
+StageEvidence make_stage(const PairInputs& inputs, std::string_view stage, int step, std::vector<StageTensor> tensors) {
+  constexpr std::string_view kFusedBias = "attn.c_attn.bias";
+  constexpr std::string_view kThirds[] = {"[query]", "[key]", "[value]"};
+  // The longest sum behind any element: over the tokens of the batch, a row of the widest matrix, or the vocabulary.
+  const std::int64_t tokens = inputs.plan.batch.rows * inputs.data->sequence();
+  const auto longest = static_cast<double>(std::max({tokens, inputs.model.mlp_width(), inputs.model.vocabulary}));
+  StageEvidence evidence;
+  evidence.stage = stage;
+  evidence.step = step;
+  for (StageTensor& tensor : tensors) {
+    if (!tensor.name.ends_with(kFusedBias)) {
+      evidence.tensors.push_back({std::move(tensor.name), std::move(tensor.values), longest, false});
+      continue;
+    }
+    const auto third = static_cast<std::ptrdiff_t>(tensor.values.size() / 3);
+    for (std::ptrdiff_t i = 0; i < 3; ++i) {
+      const auto begin = tensor.values.begin() + i * third;
+      evidence.tensors.push_back({tensor.name + std::string(kThirds[i]), {begin, begin + third}, longest, i == 1});
+    }
+  }
+  return evidence;
+}
+
+}  // namespace tandem

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "suites/suites.h"
+
+namespace tandem {
+
+CaseList all_cases(const SuiteOptions& options) {
+  CaseList cases;
+  add_harness_cases(cases);
+  add_data_parallel_cases(cases);
+  add_training_cases(cases, options);
+  return cases;
+}
+
+}  // namespace tandem

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+
+#include "harness/case.h"
+
+namespace tandem {
+
+struct SuiteOptions {
+  std::filesystem::path results_folder;        ///< results/ of the project: its golden sets
+  std::filesystem::path more_golden_folder;    ///< further golden sets; cases that need them are skipped where they are not there
+};
+
+/// Every case of every suite, in the order in which they run. The only list of suites.
+[[nodiscard]] CaseList all_cases(const SuiteOptions& options);
+
+void add_data_parallel_cases(CaseList& cases);
+void add_training_cases(CaseList& cases, const SuiteOptions& options);
+/// The judge's own measurements, checked against answers known without them.
+void add_harness_cases(CaseList& cases);
+
+}  // namespace tandem
