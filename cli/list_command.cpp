@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <memory>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/output.h"
+#include "core/io/atomic_file.h"
+#include "core/pitfall.h"
+#include "harness/registry.h"
+
+namespace tandem {
+namespace {
+
+std::vector<std::string> model_files(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string as_json(const CaseList& cases, const std::vector<std::string>& models) {
+  nlohmann::json json = {{"schema_version", 1}, {"suites", suite_names(cases)}, {"models", models}};
+  for (const Case& entry : cases) {
+    json["cases"].push_back({{"case", entry.name}, {"suite", entry.suite}, {"criterion", std::string(name(entry.criterion))},
+                             {"quick", entry.quick}, {"ranks", entry.plan.parallel.world_size()}, {"summary", entry.summary}});
+  }
+  for (const Pitfall pitfall : all_pitfalls()) json["pitfalls"].push_back(std::string(name(pitfall)));
+  return json.dump(2) + "\n";
+}
+
+int list_action(const CommandLine& line, const std::string& json_file) {
+  const CaseList cases = all_cases(line.suites);
+  const std::vector<std::string> models = model_files(line.suites.results_folder / "models");
+  if (!json_file.empty()) {
+    write_output(json_file, as_json(cases, models));
+    return kGood;
+  }
+  for (const std::string& suite : suite_names(cases)) {
+    fmt::print("suite {}\n", suite);
+    for (const Case& entry : cases) {
+      if (entry.suite == suite) fmt::print("  {:<40} {:<12} {}{}\n", entry.name, name(entry.criterion), entry.summary, entry.quick ? "" : " [full]");
+    }
+  }
+  fmt::print("pitfalls\n");
+  for (const Pitfall pitfall : all_pitfalls()) fmt::print("  {}\n", name(pitfall));
+  fmt::print("models\n");
+  for (const std::string& model : models) fmt::print("  {}\n", model);
+  return kGood;
+}
+
+}  // namespace
+
+void add_list_command(CommandLine& line) {
+  auto* command = line.app.add_subcommand("list", "Suites, cases, pitfalls and models");
+  const auto json_file = std::make_shared<std::string>();
+  command->add_option("--json", *json_file, "write JSON to this file; - is standard output");
+  command->footer("Example:\n  tandem list --json -");
+  command->callback([&line, json_file] { line.action = [&line, json_file] { return list_action(line, *json_file); }; });
+}
+
+}  // namespace tandem

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/output.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "core/error.h"
+#include "core/io/atomic_file.h"
+
+namespace tandem {
+
+void write_output(const std::string& file, const std::string& text) {
+  if (file == "-") {
+    fmt::print("{}", text);
+    return;
+  }
+  write_file_atomically(file, text);
+}
+
+void require_writable(const std::string& file, const std::string& option) {
+  if (file.empty() || file == "-") return;
+  const std::filesystem::path path = std::filesystem::absolute(file);
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) throw InputError(fmt::format("{} {}: this is a folder; name a file", option, file));
+  const std::filesystem::path folder = path.parent_path();
+  if (!std::filesystem::is_directory(folder, error)) {
+    throw InputError(fmt::format("{} {}: the folder {} does not exist", option, file, folder.string()));
+  }
+  if (access(folder.c_str(), W_OK) != 0) throw InputError(fmt::format("{} {}: the folder {} cannot be written to", option, file, folder.string()));
+}
+
+}  // namespace tandem

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+namespace tandem {
+
+/// Writes `text` to a file, atomically, or to standard output where the name is "-". Throws IoError.
+void write_output(const std::string& file, const std::string& text);
+
+/// Throws InputError where `file` could not be written later: its folder does not exist or cannot be written to. Asked before the
+/// work begins, so that hours are not lost to a typing error. Nothing for "" and "-".
+void require_writable(const std::string& file, const std::string& option);
+
+}  // namespace tandem

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "cli/command.h"
+#include "cli/output.h"
+#include "cli/run_options.h"
+#include "cli/terminal.h"
+#include "harness/chrome_trace.h"
+#include "harness/junit.h"
+#include "harness/registry.h"
+#include "harness/result_file.h"
+#include "harness/table.h"
+#include "kernels/kernels.h"
+
+namespace tandem {
+namespace {
+
+struct RunArguments {
+  std::vector<std::string> patterns;
+  bool quick = false, full = false;
+  int ranks = 0;
+  RunOptions options;
+  std::string out, junit, trace;
+};
+
+CaseList chosen_cases(const CommandLine& line, const RunArguments& arguments) {
+  CaseList cases = select_cases(all_cases(line.suites), arguments.patterns, arguments.full ? Tier::full : Tier::quick);
+  if (arguments.ranks == 0) return cases;
+  std::erase_if(cases, [&](const Case& entry) { return entry.plan.parallel.world_size() != arguments.ranks; });
+  if (cases.empty()) throw InputError(fmt::format("--ranks {}: none of the chosen cases has that many ranks", arguments.ranks));
+  return cases;
+}
+
+int largest_rank_count(const CaseList& cases) {
+  int ranks = 0;
+  for (const Case& entry : cases) ranks = std::max(ranks, entry.plan.parallel.world_size());
+  return ranks;
+}
+
+// What a reader must know before the numbers: fallbacks that the kernels took on this machine.
+void print_machine(const RunContext& context) {
+  const KernelsInfo info = make_cpu_kernels({})->info();
+  fmt::print("kernels: {}, {}, {}", info.backend, info.instruction_set, info.matrix_library);
+  for (std::size_t i = 0; i < context.peak_flops_by_threads.size(); ++i) {
+    fmt::print("{} {:.0f}", i == 0 ? "; fp32 matrix peak by threads, GFLOP/s:" : ",", context.peak_flops_by_threads[i] * 1e-9);
+  }
+  fmt::print("\n");
+  for (const std::string& note : info.notes) fmt::print("note: {}\n", note);
+  std::fflush(stdout);
+}
+
+void keep(const RunArguments& arguments, const RunContext& context, const CaseList& cases, const RunOutcome& outcome) {
+  ResultFile file;
+  const KernelsInfo info = make_cpu_kernels({})->info();
+  EnvironmentInputs inputs;
+  inputs.libraries = {{"matrix", info.matrix_library}, {"instruction_set", info.instruction_set}};
+  inputs.ranks = largest_rank_count(cases);
+  file.environment = collect_environment(context, inputs);
+  file.interrupted = outcome.interrupted;
+  file.cases = outcome.results;
+  if (!arguments.out.empty()) {
+    if (arguments.out == "-") {
+      write_output("-", to_json(file));
+    } else {
+      write_result_file(arguments.out, file);
+    }
+  }
+  if (!arguments.junit.empty()) write_junit(arguments.junit, outcome.results);
+  if (arguments.trace.empty()) return;
+  std::vector<TraceGroup> groups;
+  for (const CaseResult& result : outcome.results) {
+    if (!result.spans_by_rank.empty()) groups.push_back({result.name, result.spans_by_rank});
+  }
+  write_chrome_trace(arguments.trace, groups);
+}
+
+int run_action(const CommandLine& line, const RunArguments& arguments) {
+  if (arguments.quick && arguments.full) throw InputError("--quick and --full exclude each other");
+  require_writable(arguments.out, "--out");
+  require_writable(arguments.junit, "--junit");
+  require_writable(arguments.trace, "--trace");
+  const CaseList cases = chosen_cases(line, arguments);
+  RunnerOptions options;
+  options.context = to_context(arguments.options);
+  measure_machine(options.context);
+  if (arguments.out != "-") print_machine(options.context);
+  ProgressLine progress;
+  options.interrupted = &line.stop;
+  options.keep_spans = !arguments.trace.empty();
+  options.on_progress = [&](const RunProgress& now) {
+    progress.show(static_cast<std::int64_t>(now.index), static_cast<std::int64_t>(now.total), now.name);
+  };
+  const RunOutcome outcome = run_cases(cases, options);
+  progress.clear();
+  if (arguments.out != "-") fmt::print("{}", render_table(outcome.results, output_style()));
+  keep(arguments, options.context, cases, outcome);
+  if (outcome.interrupted) {
+    fmt::print(stderr, "tandem: interrupted after {} of {} cases{}\n", outcome.results.size(), cases.size(),
+               arguments.out.empty() ? "" : "; those are in " + arguments.out);
+    return kInterrupted;
+  }
+  return count(outcome.results).good() ? kGood : kCheckFailed;
+}
+
+}  // namespace
+
+void add_run_command(CommandLine& line) {
+  auto* command = line.app.add_subcommand("run", "Run suites: prove the pairs equal, measure what they cost and buy");
+  const auto arguments = std::make_shared<RunArguments>();
+  command->add_option("SUITE[/CASE]", arguments->patterns, "suites, cases or beginnings of case names; all without");
+  command->add_flag("--quick", arguments->quick, "the quick cases (default)");
+  command->add_flag("--full", arguments->full, "all cases");
+  command->add_option("--ranks", arguments->ranks, "only cases with this many ranks")->check(CLI::PositiveNumber);
+  add_run_options(*command, arguments->options);
+  command->add_option("--out", arguments->out, "write the result file (JSON, results/schema.json); - is standard output");
+  command->add_option("--junit", arguments->junit, "write JUnit XML");
+  command->add_option("--trace", arguments->trace, "write the timelines as Chrome trace JSON (opens in Perfetto)");
+  command->footer("Example:\n  tandem run data_parallel/ranks2 --out build/result.json");
+  command->callback([&line, arguments] { line.action = [&line, arguments] { return run_action(line, *arguments); }; });
+}
+
+}  // namespace tandem

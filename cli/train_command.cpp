@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "cli/command.h"
+#include "cli/data_source.h"
+#include "cli/output.h"
+#include "cli/terminal.h"
+#include "cli/train_report.h"
+#include "core/synthetic_corpus.h"
+#include "harness/chrome_trace.h"
+#include "optimized/checkpoint/checkpoint.h"
+#include "optimized/training/trainer.h"
+
+namespace tandem {
+namespace {
+
+struct TrainArguments {
+  std::string config_file;
+  std::string data;
+  std::int64_t steps = 0;
+  std::vector<std::string> settings;
+  std::string resume;
+  std::string output;
+  std::string trace;
+  std::string json;
+};
+
+// Starts from the checkpoint's configuration, the file's, or the defaults; --set and --steps come last.
+struct Plan {
+  RunConfig config;
+  std::string data;
+  std::optional<std::filesystem::path> resume;
+};
+
+Plan resolve(const TrainArguments& arguments) {
+  Plan plan;
+  plan.data = "synthetic";
+  if (!arguments.resume.empty()) {
+    if (!arguments.config_file.empty()) throw InputError("--resume continues with the configuration of the checkpoint; leave CONFIG.json out and use --set");
+    plan.resume = find_checkpoint(arguments.resume);
+    const CheckpointInfo info = read_checkpoint_info(*plan.resume);
+    plan.config = info.config;
+    plan.data = info.data;
+  } else if (!arguments.config_file.empty()) {
+    plan.config = read_config(arguments.config_file);
+  }
+  for (const std::string& setting : arguments.settings) set_option(plan.config, setting);
+  if (arguments.steps > 0) plan.config.steps = arguments.steps;
+  if (!arguments.data.empty()) plan.data = arguments.data;
+  validate(plan.config.model);
+  require_legal(plan.config.plan, plan.config.model);
+  if (plan.config.plan.parallel.data > plan.config.plan.batch.rows) {
+    throw InputError(fmt::format("plan.data is {} but a step has only {} rows (plan.rows), so some ranks would never work; raise rows or lower data",
+                                 plan.config.plan.parallel.data, plan.config.plan.batch.rows));
+  }
+  return plan;
+}
+
+void print_header(const RunConfig& config, const BatchSource& source) {
+  fmt::print("model: {:.2f} M parameters, {} layers, hidden {}, {} heads, vocabulary {}, sequence {}\n",
+             static_cast<double>(num_parameters(config.model)) * 1e-6, config.model.layers, config.model.hidden, config.model.heads,
+             config.model.vocabulary, config.model.sequence);
+  fmt::print("plan:  {} data rank(s) x {} thread(s), {} rows in {} micro-batch(es), {}\n", config.plan.parallel.data,
+             config.plan.threads_per_rank, config.plan.batch.rows, config.plan.batch.micro_batches, config.plan.precision);
+  fmt::print("data:  {}\n", source.describe());
+}
+
+void print_floor(const TrainReport& report, const BatchSource& source) {
+  const auto* corpus = dynamic_cast<const SyntheticCorpus*>(&source);
+  if (corpus == nullptr || report.validation_losses.empty()) return;
+  fmt::print("entropy rate of the source: {:.4f} nats; the validation loss is {:+.2f} % from this floor\n", corpus->entropy_rate_nats(),
+             100 * (report.validation_losses.back().second / corpus->entropy_rate_nats() - 1));
+}
+
+// What is left to say and to keep when the steps are done.
+int finish(const TrainArguments& arguments, const Plan& plan, const BatchSource& source, const TrainReport& report) {
+  if (report.steps.empty()) {
+    fmt::print("nothing to do: the checkpoint is at step {} of {} (--steps)\n", report.first_step, plan.config.steps);
+    return kGood;
+  }
+  const TrainSummary summary = summarise_training(report, plan.config, source.sequence());
+  print_train_summary(report, summary);
+  for (const std::string& note : report.kernels.notes) fmt::print("note: {}\n", note);
+  print_floor(report, source);
+  if (!report.checkpoint.empty()) fmt::print("checkpoint: {}\n", report.checkpoint.string());
+  if (!arguments.trace.empty()) write_chrome_trace(arguments.trace, report.spans_by_rank);
+  if (!arguments.json.empty()) write_output(arguments.json, train_report_json(report, summary, plan.config, plan.data));
+  if (report.checkpoint_error) {
+    fmt::print(stderr, "tandem: the last checkpoint could not be written: {}\n", *report.checkpoint_error);
+    return kRunBroke;
+  }
+  if (!report.interrupted) return kGood;
+  fmt::print(stderr, "tandem: interrupted after step {}{}\n", report.first_step + static_cast<std::int64_t>(report.steps.size()),
+             report.checkpoint.empty() ? "; nothing was saved (no --out)" : "; continue with --resume " + arguments.output);
+  return kInterrupted;
+}
+
+int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop) {
+  require_writable(arguments.trace, "--trace");
+  require_writable(arguments.json, "--json");
+  const Plan plan = resolve(arguments);
+  const std::unique_ptr<BatchSource> source = open_data(plan.data, plan.config);
+  print_header(plan.config, *source);
+  ProgressLine progress;
+  TrainOptions options;
+  options.config = plan.config;
+  options.data = source.get();
+  options.data_name = plan.data;
+  options.output = arguments.output;
+  options.resume = plan.resume;
+  options.stop = &stop;
+  const std::int64_t total = plan.config.steps;
+  const std::int64_t every = std::max<std::int64_t>(1, total / 20);
+  options.on_step = [&](std::int64_t step, const StepResult& result, double step_seconds) {
+    progress.show(step + 1, total, fmt::format("loss {:.4f}", result.loss));
+    if (step != 0 && (step + 1) % every != 0 && step + 1 != total) return;
+    progress.clear();
+    fmt::print("step {:>6}  loss {:.4f}  norm {:.3f}  lr {:.2e}  {:.0f} tokens/s\n", step + 1, result.loss, result.gradient_norm,
+               result.learning_rate, static_cast<double>(result.valid_tokens) / step_seconds);
+    std::fflush(stdout);
+  };
+  options.on_evaluation = [&](std::int64_t done, double loss) {
+    progress.clear();
+    fmt::print("step {:>6}  validation loss {:.4f}\n", done, loss);
+    std::fflush(stdout);
+  };
+  const TrainReport report = train(options);
+  progress.clear();
+  return finish(arguments, plan, *source, report);
+}
+
+}  // namespace
+
+void add_train_command(CommandLine& line) {
+  auto* command = line.app.add_subcommand("train", "Train a GPT on text or on a synthetic source");
+  const auto arguments = std::make_shared<TrainArguments>();
+  command->add_option("CONFIG", arguments->config_file, "configuration (JSON); without it the defaults below");
+  command->add_option("--data", arguments->data, "text file, prefix of prepared data, or 'synthetic' (default)");
+  command->add_option("--steps", arguments->steps, "number of steps")->check(CLI::PositiveNumber);
+  command->add_option("--set", arguments->settings, "key=value, may be repeated; keys below")->type_size(1)->allow_extra_args(false);
+  command->add_option("--resume", arguments->resume, "continue from the newest checkpoint in this folder");
+  command->add_option("--out", arguments->output, "folder for checkpoints");
+  command->add_option("--trace", arguments->trace, "write the timeline as Chrome trace JSON (opens in Perfetto)");
+  command->add_option("--json", arguments->json, "write losses, times and memory as JSON");
+  std::string keys = "Example:\n  tandem train --data synthetic --steps 50 --set data=2\n\nKeys:\n";
+  for (const std::string& option : describe_options()) keys += "  " + option + "\n";
+  command->footer(keys);
+  command->callback([&line, arguments] { line.action = [&line, arguments] { return train_action(*arguments, line.stop); }; });
+}
+
+}  // namespace tandem

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/train_report.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "harness/measurement.h"
+#include "harness/text_table.h"
+#include "suites/pair.h"
+
+namespace tandem {
+namespace {
+
+constexpr std::size_t kWarmUpSteps = 1;
+
+double share(std::int64_t part, std::int64_t whole) {
+  return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0.0;
+}
+
+nlohmann::json by_category(const BytesByCategory& bytes) {
+  nlohmann::json json = nlohmann::json::object();
+  for (std::size_t i = 0; i < kMemoryCategories; ++i) json[std::string(name(static_cast<MemoryCategory>(i)))] = bytes[i];
+  return json;
+}
+
+}  // namespace
+
+TrainSummary summarise_training(const TrainReport& report, const RunConfig& config, std::int64_t sequence) {
+  TrainSummary summary;
+  const std::size_t first = report.steps.size() > kWarmUpSteps ? kWarmUpSteps : 0;
+  double tokens = 0;
+  double seconds = 0;
+  std::vector<double> samples;
+  for (std::size_t i = first; i < report.steps.size(); ++i) {
+    tokens += static_cast<double>(report.steps[i].valid_tokens);
+    seconds += report.step_seconds[i];
+    samples.push_back(report.step_seconds[i]);
+  }
+  const double steps = static_cast<double>(samples.size());
+  const Summary times = summarise(samples);
+  summary.step_seconds_median = times.median;
+  summary.step_seconds_p10 = times.p10;
+  summary.step_seconds_p90 = times.p90;
+  summary.tokens_per_second = tokens / seconds;
+  summary.model_flops_per_second =
+      steps * static_cast<double>(config.plan.batch.rows) * model_flops_per_row(config.model, sequence, {}) / seconds;
+  for (const std::vector<Span>& spans : report.spans_by_rank) {
+    const TimeSplit split = split_time(spans, static_cast<int>(report.first_step) + static_cast<int>(first), {});
+    const auto ranks = static_cast<double>(report.spans_by_rank.size());
+    summary.busy_share += share(split.communication_busy_ns, split.wall_ns) / ranks;
+    summary.exposed_share += share(split.communication_exposed_ns, split.wall_ns) / ranks;
+  }
+  for (const MemoryLedger& ledger : report.ledgers) {
+    for (std::size_t i = 0; i < kMemoryCategories; ++i) summary.peak_bytes[i] = std::max(summary.peak_bytes[i], ledger.peak()[i]);
+  }
+  summary.predicted_bytes = predicted_peak(config.model, config.plan, config.optimizer.kind, sequence);
+  return summary;
+}
+
+std::string train_report_json(const TrainReport& report, const TrainSummary& summary, const RunConfig& config, const std::string& data) {
+  nlohmann::json losses = nlohmann::json::array();
+  nlohmann::json norms = nlohmann::json::array();
+  for (const StepResult& step : report.steps) {
+    losses.push_back(step.loss);
+    norms.push_back(step.gradient_norm);
+  }
+  nlohmann::json validation = nlohmann::json::array();
+  for (const auto& [step, loss] : report.validation_losses) validation.push_back({{"steps_done", step}, {"loss", loss}});
+  const nlohmann::json json = {
+      {"schema_version", 1},
+      {"config", nlohmann::json::parse(to_json(config))},
+      {"data", data},
+      {"first_step", report.first_step},
+      {"interrupted", report.interrupted},
+      {"loss", losses},
+      {"gradient_norm", norms},
+      {"validation", validation},
+      {"step_seconds", {{"median", summary.step_seconds_median}, {"p10", summary.step_seconds_p10}, {"p90", summary.step_seconds_p90}, {"samples", report.step_seconds}}},
+      {"warm_up_steps", kWarmUpSteps},
+      {"tokens_per_second", summary.tokens_per_second},
+      {"model_flops_per_second", summary.model_flops_per_second},
+      {"flops_convention", kFlopsConvention},
+      {"communication", {{"busy_share", summary.busy_share}, {"exposed_share", summary.exposed_share}}},
+      {"peak_bytes", by_category(summary.peak_bytes)},
+      {"predicted_bytes", by_category(summary.predicted_bytes)},
+      {"kernels", {{"backend", report.kernels.backend}, {"instruction_set", report.kernels.instruction_set}, {"matrix_library", report.kernels.matrix_library}, {"notes", report.kernels.notes}}}};
+  return json.dump(2) + "\n";
+}
+
+void print_train_summary(const TrainReport& report, const TrainSummary& summary) {
+  fmt::print("{} steps in {:.1f} s: {:.0f} tokens/s, {:.1f} GFLOP/s, step {:.1f} ms (p10 {:.1f}, p90 {:.1f})\n", report.steps.size(),
+             report.wall_seconds, summary.tokens_per_second, 1e-9 * summary.model_flops_per_second, 1e3 * summary.step_seconds_median,
+             1e3 * summary.step_seconds_p10, 1e3 * summary.step_seconds_p90);
+  if (report.spans_by_rank.size() > 1) {
+    fmt::print("communication: {:.1f} % of a step, {:.1f} % exposed\n", 100 * summary.busy_share, 100 * summary.exposed_share);
+  }
+  fmt::print("peak memory of a rank (predicted):");
+  for (std::size_t i = 0; i < kMemoryCategories; ++i) {
+    if (summary.peak_bytes[i] == 0) continue;
+    fmt::print("  {} {}", name(static_cast<MemoryCategory>(i)), human_bytes(summary.peak_bytes[i]));
+    if (summary.predicted_bytes[i] > 0) fmt::print(" ({})", human_bytes(summary.predicted_bytes[i]));
+  }
+  fmt::print("\nkernels: {}, {}, {}\n", report.kernels.backend, report.kernels.instruction_set, report.kernels.matrix_library);
+}
+
+}  // namespace tandem
