@@ -155,7 +155,8 @@ void Engine::finish_gradients(StepState& state) {
   if (context_.pitfalls.on(Pitfall::gradient_off_by_a_little)) {
     context_.kernels->scale(store_.gradient(store_.index_of("h.0.attn.c_proj.weight")), 1.003);
   }
-  if (context_.pitfalls.on(Pitfall::last_rank_gradient_scaled) && context_.data->rank() == context_.data->size() - 1) {
+  const int last_rank = context_.data->size() - 1;
+  if (context_.pitfalls.on(Pitfall::last_rank_gradient_scaled) && last_rank > 0 && context_.data->rank() == last_rank) {
     context_.kernels->scale(store_.gradient(store_.index_of("ln_f.weight")), 1.01);
   }
   if (gradient_observer_) gradient_observer_(*this);

@@ -124,6 +124,7 @@ std::vector<std::int32_t> generate(const RankContext& context, const GptConfig& 
     for (; next < text.size(); ++next) decoder.advance(text[next]);
     text.push_back(choose(decoder.logits(), options.temperature, rng));
     if (options.on_token) options.on_token(text.back());
+    if (options.stop != nullptr && *options.stop) break;
   }
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end()};
 }

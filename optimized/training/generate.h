@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -17,7 +18,8 @@ struct GenerateOptions {
   std::int64_t tokens = 64;   ///< how many to append
   double temperature = 0.8;   ///< 0: always the likeliest
   std::uint64_t seed = 1;
-  std::function<void(std::int32_t token)> on_token;  ///< called as each one is known
+  std::function<void(std::int32_t token)> on_token = {};  ///< called as each one is known
+  const std::atomic<bool>* stop = nullptr;                ///< ends the text after the token under way
 };
 
 /// The tokens that follow `prompt`, with a key-value cache: a token costs one pass over the model, not one over the whole text.
