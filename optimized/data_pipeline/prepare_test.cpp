@@ -115,21 +115,24 @@ TEST(PrepareData, NamesAMissingOutputFolder) {
               "none/p.bin (0 bytes so far): No such file or directory");
 }
 
+/// The smaller text fits the buffers and fails when they are made durable, the larger one while it is written.
 TEST(PrepareData, KeepsTheOldDataWhenTheDiskIsFull) {
-  const TestFolder folder;
-  prepare_data({folder.write("a", "old")}, "bytes", folder / "p");
-  const auto large = folder.write("b", std::string(3'000'000, 'b'));
-  std::string message;
+  for (const std::size_t size : {200'000U, 3'000'000U}) {
+    const TestFolder folder;
+    prepare_data({folder.write("a", "old")}, "bytes", folder / "p");
+    const auto large = folder.write("b", std::string(size, 'b'));
+    std::string message;
 
-  {
-    const FileSizeLimit full(1'500'000);
-    message = message_of<IoError>([&] { prepare_data({large}, "bytes", folder / "p"); });
+    {
+      const FileSizeLimit full(100'000);
+      message = message_of<IoError>([&] { prepare_data({large}, "bytes", folder / "p"); });
+    }
+
+    EXPECT_SAYS(message, "p.bin");
+    EXPECT_SAYS(message, "File too large");
+    EXPECT_EQ(inspect_data(folder / "p").tokens, 4);
+    EXPECT_EQ(folder.num_files(), 5U);
   }
-
-  EXPECT_SAYS(message, "p.bin");
-  EXPECT_SAYS(message, "File too large");
-  EXPECT_EQ(inspect_data(folder / "p").tokens, 4);
-  EXPECT_EQ(folder.num_files(), 5U);
 }
 
 TEST(InspectData, FindsAnAlteredToken) {
