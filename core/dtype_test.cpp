@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <ostream>
 #include <utility>
 #include <vector>
 
@@ -94,6 +95,8 @@ struct Format {
   ToBits to_bits;
   FromBits from_bits;
   std::uint16_t infinity;
+
+  friend void PrintTo(const Format& format, std::ostream* out) { *out << format.name; }
 };
 
 class HalfFormat : public testing::TestWithParam<Format> {};
