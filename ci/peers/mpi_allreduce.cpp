@@ -54,6 +54,7 @@ std::vector<double> measure_rank(const Run& run, std::size_t count) {
     const double begin = MPI_Wtime();
     MPI_Allreduce(run.in_place ? MPI_IN_PLACE : input.get(), output, static_cast<int>(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     const double end = MPI_Wtime();
+    MPI_Barrier(MPI_COMM_WORLD);
     if (repetition >= kWarmUps) seconds.push_back(end - begin);
     float expected = 0;
     for (int rank = 0; run.fresh && rank < run.ranks; ++rank) expected += value_of(rank, repetition);

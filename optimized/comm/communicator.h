@@ -124,6 +124,9 @@ struct ThreadsWorldOptions {
   int ranks = 1;
   std::chrono::milliseconds deadline{60000};  ///< of each operation
   std::uint64_t generation = 0;               ///< 0: taken from the clock, so that later worlds of a process have higher ones
+  /// Every rank's thread, and the threads that it starts, keep to their own share of the cores while the world runs, where the
+  /// ranks share them evenly. Otherwise waking a rank can put two on one core, for milliseconds.
+  bool bind_cores = true;
 };
 
 /// Runs `body(communicator)` on `ranks` threads of this process, joins them, and rethrows the *first* failure (in time): the

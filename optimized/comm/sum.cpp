@@ -2,6 +2,7 @@
 #include "optimized/comm/sum.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <type_traits>
@@ -84,11 +85,58 @@ template <class Format>
   }
 }
 
+// The same without a detour: a vector of each source is added in registers and stored to every destination, the lines of which
+// are in the first-level cache because they are, mostly, those of the sources. Half the time of the tiles while everything fits
+// into the caches; for few sources, because each has an address register and a stream of prefetches of its own.
+template <class T, std::int64_t kVectorBytes, std::size_t kSources, bool kToAll>
+[[gnu::always_inline]] inline void sum_few(Sources sources, Destinations destinations, std::int64_t count) {
+  typedef T Vector __attribute__((vector_size(kVectorBytes), aligned(1), may_alias));
+  constexpr std::size_t kDestinations = kToAll ? kSources : 1;
+  constexpr auto kWidth = static_cast<std::int64_t>(sizeof(T));
+  const std::byte* from[kSources];
+  std::byte* to[kDestinations];
+  std::copy_n(sources.begin(), kSources, from);
+  std::copy_n(destinations.begin(), kDestinations, to);
+  const std::int64_t in_vectors = count * kWidth / kVectorBytes * kVectorBytes;
+  for (std::int64_t i = 0; i < in_vectors; i += kVectorBytes) {
+    Vector sum = *reinterpret_cast<const Vector*>(from[0] + i);
+#pragma GCC unroll 4
+    for (std::size_t s = 1; s < kSources; ++s) sum += *reinterpret_cast<const Vector*>(from[s] + i);
+#pragma GCC unroll 4
+    for (std::size_t d = 0; d < kDestinations; ++d) *reinterpret_cast<Vector*>(to[d] + i) = sum;
+  }
+  for (std::size_t s = 0; s < kSources; ++s) from[s] += in_vectors;
+  for (std::size_t d = 0; d < kDestinations; ++d) to[d] += in_vectors;
+  sum_all<Plain<T>>(from, to, count - in_vectors / kWidth);
+}
+
+template <class T, std::int64_t kVectorBytes>
+[[gnu::always_inline]] inline void sum_plain(Sources sources, Destinations destinations, std::int64_t count) {
+  if (destinations.size() == 1) {
+    switch (sources.size()) {
+      case 2: return sum_few<T, kVectorBytes, 2, false>(sources, destinations, count);
+      case 3: return sum_few<T, kVectorBytes, 3, false>(sources, destinations, count);
+      case 4: return sum_few<T, kVectorBytes, 4, false>(sources, destinations, count);
+      default: break;
+    }
+  }
+  if (destinations.size() == sources.size()) {
+    switch (sources.size()) {
+      case 2: return sum_few<T, kVectorBytes, 2, true>(sources, destinations, count);
+      case 3: return sum_few<T, kVectorBytes, 3, true>(sources, destinations, count);
+      case 4: return sum_few<T, kVectorBytes, 4, true>(sources, destinations, count);
+      default: break;
+    }
+  }
+  sum_all<Plain<T>>(sources, destinations, count);
+}
+
 // Integers are added unsigned, so that they wrap around.
+template <std::int64_t kVectorBytes>
 [[gnu::always_inline]] inline void sum_dtype(DType dtype, Sources sources, Destinations destinations, std::int64_t count) {
   switch (dtype) {
-    case DType::f32: return sum_all<Plain<float>>(sources, destinations, count);
-    case DType::f64: return sum_all<Plain<double>>(sources, destinations, count);
+    case DType::f32: return sum_plain<float, kVectorBytes>(sources, destinations, count);
+    case DType::f64: return sum_plain<double, kVectorBytes>(sources, destinations, count);
     case DType::bf16: return sum_all<Brain>(sources, destinations, count);
     case DType::f16: return sum_all<Half>(sources, destinations, count);
     case DType::i64: return sum_all<Plain<std::uint64_t>>(sources, destinations, count);
@@ -100,25 +148,39 @@ template <class Format>
   }
 }
 
+void sum_baseline(DType dtype, Sources sources, Destinations destinations, std::int64_t count) {
+  sum_dtype<16>(dtype, sources, destinations, count);
+}
+
 #if defined(__x86_64__)
 [[gnu::target("avx512f,avx512bw,avx512vl")]] void sum_avx512(DType dtype, Sources sources, Destinations destinations,
                                                              std::int64_t count) {
-  sum_dtype(dtype, sources, destinations, count);
+  sum_dtype<64>(dtype, sources, destinations, count);
 }
+
 [[gnu::target("avx2")]] void sum_avx2(DType dtype, Sources sources, Destinations destinations, std::int64_t count) {
-  sum_dtype(dtype, sources, destinations, count);
+  sum_dtype<32>(dtype, sources, destinations, count);
 }
+
+constexpr std::array kVariants = {SumVariant{"avx512", sum_avx512}, SumVariant{"avx2", sum_avx2},
+                                  SumVariant{"baseline", sum_baseline}};
+
+std::size_t first_usable() {
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) return 0;
+  return __builtin_cpu_supports("avx2") ? 1 : 2;
+}
+#else
+constexpr std::array kVariants = {SumVariant{"baseline", sum_baseline}};
+
+std::size_t first_usable() { return 0; }
 #endif
 
 }  // namespace
 
+std::span<const SumVariant> sum_variants() noexcept { return std::span(kVariants).subspan(first_usable()); }
+
 void sum_in_order(DType dtype, Sources sources, Destinations destinations, std::int64_t count) noexcept {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-    return sum_avx512(dtype, sources, destinations, count);
-  if (__builtin_cpu_supports("avx2")) return sum_avx2(dtype, sources, destinations, count);
-#endif
-  sum_dtype(dtype, sources, destinations, count);
+  sum_variants().front().sum(dtype, sources, destinations, count);
 }
 
 }  // namespace tandem

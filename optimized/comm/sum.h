@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "core/dtype.h"
 
@@ -16,5 +17,12 @@ namespace tandem {
 /// empty.
 void sum_in_order(DType dtype, std::span<const std::byte* const> sources, std::span<std::byte* const> destinations,
                   std::int64_t count) noexcept;
+
+/// The builds of sum_in_order for different instruction sets that this machine can run, best first; all give the same bits.
+struct SumVariant {
+  std::string_view instruction_set;  ///< "avx512", "avx2", "baseline"
+  void (*sum)(DType, std::span<const std::byte* const>, std::span<std::byte* const>, std::int64_t);
+};
+[[nodiscard]] std::span<const SumVariant> sum_variants() noexcept;
 
 }  // namespace tandem

@@ -80,6 +80,45 @@ TEST(SumInOrder, WritesEveryDestinationOfWhichOneIsASource) {
   EXPECT_EQ(c, expected);
 }
 
+// Every number of sources that has a loop of its own, and some without; all kinds of destinations; lengths around a vector's.
+void expect_same_bits(const SumVariant& variant, DType dtype, std::size_t num_sources, std::int64_t count) {
+  const auto size = static_cast<std::size_t>(count) * size_bytes(dtype) + 1;
+  std::vector<std::vector<std::uint8_t>> inputs(num_sources, std::vector<std::uint8_t>(size));
+  for (std::size_t s = 0; s < num_sources; ++s) {
+    for (std::size_t i = 0; i < size; ++i) inputs[s][i] = static_cast<std::uint8_t>((i * 7 + s * 31 + i / 3) % 120);
+  }
+  for (const bool to_all : {false, true}) {
+    std::vector<std::vector<std::uint8_t>> got = inputs;
+    std::vector<std::uint8_t> expected(size, 0xEE);
+    std::vector<const std::byte*> sources, got_sources;
+    std::vector<std::byte*> destinations;
+    for (std::size_t s = 0; s < num_sources; ++s) {
+      sources.push_back(bytes_of(inputs[s]) + 1);
+      got_sources.push_back(bytes_of(got[s]) + 1);
+      if (to_all || s == 0) destinations.push_back(bytes_of(got[s]) + 1);
+    }
+    std::vector<std::byte*> expected_destination = {bytes_of(expected) + 1};
+    sum_variants().back().sum(dtype, sources, expected_destination, count);
+
+    variant.sum(dtype, got_sources, destinations, count);
+
+    for (std::size_t d = 0; d < destinations.size(); ++d) {
+      ASSERT_EQ(std::memcmp(destinations[d], bytes_of(expected) + 1, size - 1), 0)
+          << variant.instruction_set << ' ' << name(dtype) << ' ' << num_sources << " sources, " << count << " elements";
+    }
+  }
+}
+
+TEST(SumInOrder, GivesTheSameBitsWithEveryInstructionSet) {
+  for (const SumVariant& variant : sum_variants()) {
+    for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i64, DType::i32, DType::i16, DType::u8}) {
+      for (const std::size_t num_sources : {1U, 2U, 3U, 4U, 5U, 7U}) {
+        for (const std::int64_t count : {0, 1, 15, 16, 17, 64, 1009, 5003}) expect_same_bits(variant, dtype, num_sources, count);
+      }
+    }
+  }
+}
+
 TEST(SumInOrder, OneSourceIsCopied) {
   std::vector<std::int32_t> a = {1, -2, 3}, b(3);
   const std::array<const std::byte*, 1> sources = {bytes_of(a)};

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "optimized/comm/communicator.h"
+#include "optimized/comm/threads/cores.h"
 #include "optimized/comm/threads/threads_communicator.h"
 #include "optimized/comm/threads/world.h"
 
@@ -78,12 +79,17 @@ void run_threads_world(const ThreadsWorldOptions& options, const std::function<v
   const auto group = std::make_shared<Group>(world, std::move(members));
   world->add_sleepers(group);
   Outcomes outcomes(options.ranks);
+  const std::vector<int> cores = options.bind_cores ? available_cores() : std::vector<int>{};
+  const auto run_bound = [&](int rank) {
+    const CoreBinding binding(share_of_cores(cores, options.ranks, rank));
+    run_rank(group, rank, body, outcomes);
+  };
   {
     std::vector<std::jthread> threads;
     for (int rank = 1; rank < options.ranks; ++rank) {
-      threads.emplace_back([&, rank] { run_rank(group, rank, body, outcomes); });
+      threads.emplace_back(run_bound, rank);
     }
-    run_rank(group, 0, body, outcomes);
+    run_bound(0);
   }
   outcomes.rethrow(*world);
 }

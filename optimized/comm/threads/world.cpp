@@ -20,7 +20,7 @@ ThreadsWorld::ThreadsWorld(int ranks, std::chrono::milliseconds deadline, std::u
 Patience ThreadsWorld::patience(bool foreground) const noexcept {
   if (!foreground) return {.spins = 100, .yields = 0};
   if (oversubscribed_) return {.spins = 20, .yields = 40};
-  return {.spins = 4000, .yields = 20};
+  return {.spins = 1000, .yields = 20};
 }
 
 void ThreadsWorld::fail(Failure failure) noexcept {
