@@ -164,7 +164,7 @@ struct CpuKernelsOptions {
 /// Measured peaks of this machine with `threads` threads: the denominators of "share of peak". Takes about a second.
 struct MeasuredPeaks {
   double fp32_matmul_flops_per_second = 0;  ///< 1024 x 1024 x 1024 and 1024 x 3072 x 768, best of several
-  double memory_bytes_per_second = 0;       ///< triad on arrays far beyond the caches
+  double memory_bytes_per_second = 0;       ///< best of triad and update in place, far beyond the caches
 };
 [[nodiscard]] MeasuredPeaks measure_peaks(int threads);
 

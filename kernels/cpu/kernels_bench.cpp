@@ -1,2 +1,250 @@
 // SPDX-License-Identifier: Apache-2.0
+// Each operation at the shapes of GPT-2 124M, 1024 tokens (4 rows of 256), fp32; argument: threads. `share` is the achieved part
+// of the peak that measure_peaks() finds with as many threads: of matrix FLOP/s where the operation is named with FLOPs, else of
+// memory bytes/s, counting each operand once. A share above 1 means that operands came from a cache.
 #include <benchmark/benchmark.h>
+
+#include <map>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "kernels/cpu/huge_buffer.h"
+#include "kernels/kernels.h"
+
+namespace tandem::cpu {
+namespace {
+
+constexpr std::int64_t kRows = 4, kSequence = 256, kTokens = kRows * kSequence;
+constexpr std::int64_t kHidden = 768, kMlp = 4 * kHidden, kHeads = 12, kVocabulary = 50257;
+constexpr std::int64_t kHeadRows = 256;  // rows of logits made at a time
+
+const MeasuredPeaks& peaks(int threads) {
+  static std::map<int, MeasuredPeaks> measured;  // by threads; benchmarks run one after the other
+  const auto found = measured.find(threads);
+  return found != measured.end() ? found->second : measured.emplace(threads, measure_peaks(threads)).first->second;
+}
+
+/// Tensors that live as long as the benchmark, filled with a small value.
+class Tensors {
+ public:
+  TensorView make(std::initializer_list<std::int64_t> shape, float value = 0.01F) {
+    std::int64_t count = 1;
+    for (const std::int64_t extent : shape) count *= extent;
+    buffers_.emplace_back(static_cast<std::size_t>(count), value);
+    // Values that differ: sums of equal ones would be exact, exponentials of them trivial.
+    std::uint32_t state = 12345;
+    for (float& element : buffers_.back().span()) {
+      state = state * 1664525U + 1013904223U;
+      element = value * (static_cast<float>(state >> 8) * 0x1p-23F - 1.0F);
+    }
+    return {buffers_.back().data(), DType::f32, shape};
+  }
+
+ private:
+  std::vector<HugeBuffer> buffers_;
+};
+
+std::unique_ptr<Kernels> kernels_for(const benchmark::State& state) {
+  return make_cpu_kernels({.threads = static_cast<int>(state.range(0))});
+}
+
+template <class Body>
+void measure(benchmark::State& state, const char* unit, double per_iteration, double peak, Body body) {
+  body();
+  for (auto _ : state) body();
+  state.counters[unit] = benchmark::Counter(per_iteration, benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["share"] = benchmark::Counter(per_iteration / peak, benchmark::Counter::kIsIterationInvariantRate);
+}
+
+template <class Body>
+void measure_flops(benchmark::State& state, double flops, Body body) {
+  measure(state, "FLOP/s", flops, peaks(static_cast<int>(state.range(0))).fp32_matmul_flops_per_second, body);
+}
+
+template <class Body>
+void measure_bytes(benchmark::State& state, std::int64_t num_elements, Body body) {
+  measure(state, "bytes/s", static_cast<double>(num_elements) * sizeof(float),
+          peaks(static_cast<int>(state.range(0))).memory_bytes_per_second, body);
+}
+
+void linear(benchmark::State& state, std::int64_t in, std::int64_t out) {
+  const auto kernels = kernels_for(state);
+  Tensors tensors;
+  const auto x = tensors.make({kTokens, in}), w = tensors.make({in, out}), b = tensors.make({out}),
+             y = tensors.make({kTokens, out});
+  measure_flops(state, 2.0 * kTokens * static_cast<double>(in * out), [&] { kernels->linear_forward(x, w, b, y); });
+}
+void linear_gelu(benchmark::State& state) {
+  const auto kernels = kernels_for(state);
+  Tensors tensors;
+  const auto x = tensors.make({kTokens, kHidden}), w = tensors.make({kHidden, kMlp}), b = tensors.make({kMlp});
+  const auto before = tensors.make({kTokens, kMlp}), after = tensors.make({kTokens, kMlp});
+  measure_flops(state, 2.0 * kTokens * kHidden * kMlp, [&] { kernels->linear_gelu_forward(x, w, b, before, after); });
+}
+void linear_backward_input(benchmark::State& state, std::int64_t in, std::int64_t out) {
+  const auto kernels = kernels_for(state);
+  Tensors tensors;
+  const auto dx = tensors.make({kTokens, in}), w = tensors.make({in, out}), dy = tensors.make({kTokens, out});
+  measure_flops(state, 2.0 * kTokens * static_cast<double>(in * out), [&] { kernels->linear_backward_input(dy, w, dx); });
+}
+void linear_backward_weight(benchmark::State& state, std::int64_t in, std::int64_t out) {
+  const auto kernels = kernels_for(state);
+  Tensors tensors;
+  const auto x = tensors.make({kTokens, in}), dw = tensors.make({in, out}), db = tensors.make({out}),
+             dy = tensors.make({kTokens, out});
+  measure_flops(state, 2.0 * kTokens * static_cast<double>(in * out), [&] { kernels->linear_backward_weight(x, dy, dw, db); });
+}
+
+void head(benchmark::State& state, int which) {
+  const auto kernels = kernels_for(state);
+  Tensors tensors;
+  const auto x = tensors.make({kHeadRows, kHidden}), table = tensors.make({kVocabulary, kHidden});
+  const auto logits = tensors.make({kHeadRows, kVocabulary});
+  measure_flops(state, 2.0 * kHeadRows * kVocabulary * kHidden, [&] {
+    if (which == 0) kernels->head_forward(x, table, logits);
+    if (which == 1) kernels->head_backward_input(logits, table, x);
+    if (which == 2) kernels->head_backward_weight(x, logits, table);
+  });
+}
+
+void attention(benchmark::State& state, bool backward, double probability) {
+  const auto kernels = kernels_for(state);
+  Tensors tensors;
+  const auto qkv = tensors.make({kTokens, 3 * kHidden}, 1.0F), out = tensors.make({kTokens, kHidden}, 1.0F);
+  const auto dqkv = tensors.make({kTokens, 3 * kHidden}), dout = tensors.make({kTokens, kHidden});
+  const auto logsumexp = tensors.make({kRows, kHeads, kSequence});
+  const AttentionShape shape{kRows, kSequence, kHeads, kHidden / kHeads, {}, kSequence};
+  std::vector<std::int64_t> row_ids(kRows);
+  std::iota(row_ids.begin(), row_ids.end(), 0);
+  const DropoutSpec dropout{{}, probability, row_ids, kHeads * kSequence * kSequence};
+  // Pairs of query and key under the causal mask; two products forward, five backward.
+  const double pairs = static_cast<double>(kRows * kHeads) * kSequence * (kSequence + 1) / 2;
+  const double flops = 2.0 * pairs * (kHidden / kHeads);
+  kernels->attention_forward(shape, dropout, qkv, out, logsumexp);
+  if (backward) {
+    measure_flops(state, 5 * flops, [&] { kernels->attention_backward(shape, dropout, dout, qkv, out, logsumexp, dqkv); });
+  } else {
+    measure_flops(state, 2 * flops, [&] { kernels->attention_forward(shape, dropout, qkv, out, logsumexp); });
+  }
+}
+
+void layer_norm(benchmark::State& state, int which) {
+  const auto kernels = kernels_for(state);
+  Tensors tensors;
+  const auto x = tensors.make({kTokens, kHidden}), y = tensors.make({kTokens, kHidden}), dx = tensors.make({kTokens, kHidden});
+  const auto w = tensors.make({kHidden}), b = tensors.make({kHidden}), mean = tensors.make({kTokens}),
+             rstd = tensors.make({kTokens});
+  kernels->layer_norm_forward(x, w, b, 1e-5, y, mean, rstd);
+  const std::int64_t once = kTokens * kHidden;
+  if (which == 0) measure_bytes(state, 2 * once, [&] { kernels->layer_norm_forward(x, w, b, 1e-5, y, mean, rstd); });
+  if (which == 1) measure_bytes(state, 4 * once, [&] { kernels->layer_norm_backward_input(y, x, w, mean, rstd, dx, dx); });
+  if (which == 2) measure_bytes(state, 2 * once, [&] { kernels->layer_norm_backward_weight(y, x, mean, rstd, w, b); });
+}
+
+void gelu(benchmark::State& state, bool backward) {
+  const auto kernels = kernels_for(state);
+  Tensors tensors;
+  // Not in place: repeated, the gradient would shrink to subnormal numbers.
+  const auto x = tensors.make({kTokens, kMlp}, 3.0F), y = tensors.make({kTokens, kMlp}), dx = tensors.make({kTokens, kMlp});
+  if (backward) measure_bytes(state, 3 * kTokens * kMlp, [&] { kernels->gelu_backward(y, x, dx); });
+  if (!backward) measure_bytes(state, 2 * kTokens * kMlp, [&] { kernels->gelu_forward(x, y); });
+}
+
+void dropout_residual(benchmark::State& state, double probability) {
+  const auto kernels = kernels_for(state);
+  Tensors tensors;
+  const auto x = tensors.make({kTokens, kHidden}), residual = tensors.make({kTokens, kHidden}),
+             out = tensors.make({kTokens, kHidden});
+  std::vector<std::int64_t> row_ids(kRows);
+  std::iota(row_ids.begin(), row_ids.end(), 0);
+  const DropoutSpec dropout{{}, probability, row_ids, kSequence * kHidden};
+  measure_bytes(state, 3 * kTokens * kHidden, [&] { kernels->dropout_residual_forward(dropout, x, residual, out); });
+}
+
+void cross_entropy(benchmark::State& state) {
+  const auto kernels = kernels_for(state);
+  Tensors tensors;
+  const auto logits = tensors.make({kHeadRows, kVocabulary}, 5.0F);
+  const std::vector<std::int32_t> targets(kHeadRows, 17);
+  measure_bytes(state, 2 * kHeadRows * kVocabulary,
+                [&] { benchmark::DoNotOptimize(kernels->cross_entropy_forward_backward(logits, targets, 1.0)); });
+}
+
+void embedding(benchmark::State& state, bool backward) {
+  const auto kernels = kernels_for(state);
+  Tensors tensors;
+  const auto wte = tensors.make({kVocabulary, kHidden}), wpe = tensors.make({kSequence, kHidden}),
+             out = tensors.make({kTokens, kHidden});
+  std::vector<std::int32_t> ids(kTokens), positions(kTokens);
+  for (std::int32_t t = 0; t < kTokens; ++t) {
+    ids[static_cast<std::size_t>(t)] = t * 7919 % kVocabulary;
+    positions[static_cast<std::size_t>(t)] = t % kSequence;
+  }
+  if (backward) measure_bytes(state, 5 * kTokens * kHidden, [&] { kernels->embedding_backward(ids, positions, out, wte, wpe); });
+  if (!backward) measure_bytes(state, 3 * kTokens * kHidden, [&] { kernels->embedding_forward(ids, positions, wte, wpe, out); });
+}
+
+constexpr std::int64_t kParameters = std::int64_t{32} << 20;  // far beyond the caches
+
+void adamw(benchmark::State& state) {
+  const auto kernels = kernels_for(state);
+  Tensors tensors;
+  const auto g = tensors.make({kParameters}), p = tensors.make({kParameters}), m = tensors.make({kParameters}),
+             v = tensors.make({kParameters});
+  kernels->fill(v, 1e-4);
+  const AdamWStep step{.learning_rate = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
+  measure_bytes(state, 7 * kParameters, [&] { kernels->adamw(step, g, p, m, v); });
+}
+
+void vector_operation(benchmark::State& state, int which) {
+  const auto kernels = kernels_for(state);
+  Tensors tensors;
+  const auto x = tensors.make({kParameters}), y = tensors.make({kParameters});
+  if (which == 0) measure_bytes(state, kParameters, [&] { benchmark::DoNotOptimize(kernels->squared_norm(x)); });
+  if (which == 1) measure_bytes(state, kParameters, [&] { kernels->fill(x, 0); });
+  if (which == 2) measure_bytes(state, 2 * kParameters, [&] { kernels->scale(x, 1.0); });
+  if (which == 3) measure_bytes(state, 3 * kParameters, [&] { kernels->add(x, y); });
+}
+
+void threads(benchmark::internal::Benchmark* benchmark) {
+  benchmark->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMicrosecond)->MinTime(0.2);
+}
+
+BENCHMARK_CAPTURE(linear, qkv, kHidden, 3 * kHidden)->Apply(threads);
+BENCHMARK_CAPTURE(linear, attention_projection, kHidden, kHidden)->Apply(threads);
+BENCHMARK_CAPTURE(linear, mlp_projection, kMlp, kHidden)->Apply(threads);
+BENCHMARK(linear_gelu)->Apply(threads);
+BENCHMARK_CAPTURE(linear_backward_input, qkv, kHidden, 3 * kHidden)->Apply(threads);
+BENCHMARK_CAPTURE(linear_backward_input, attention_projection, kHidden, kHidden)->Apply(threads);
+BENCHMARK_CAPTURE(linear_backward_input, mlp, kHidden, kMlp)->Apply(threads);
+BENCHMARK_CAPTURE(linear_backward_input, mlp_projection, kMlp, kHidden)->Apply(threads);
+BENCHMARK_CAPTURE(linear_backward_weight, qkv, kHidden, 3 * kHidden)->Apply(threads);
+BENCHMARK_CAPTURE(linear_backward_weight, attention_projection, kHidden, kHidden)->Apply(threads);
+BENCHMARK_CAPTURE(linear_backward_weight, mlp, kHidden, kMlp)->Apply(threads);
+BENCHMARK_CAPTURE(linear_backward_weight, mlp_projection, kMlp, kHidden)->Apply(threads);
+BENCHMARK_CAPTURE(head, forward, 0)->Apply(threads);
+BENCHMARK_CAPTURE(head, backward_input, 1)->Apply(threads);
+BENCHMARK_CAPTURE(head, backward_weight, 2)->Apply(threads);
+BENCHMARK_CAPTURE(attention, forward, false, 0.0)->Apply(threads);
+BENCHMARK_CAPTURE(attention, backward, true, 0.0)->Apply(threads);
+BENCHMARK_CAPTURE(attention, forward_dropout, false, 0.1)->Apply(threads);
+BENCHMARK_CAPTURE(attention, backward_dropout, true, 0.1)->Apply(threads);
+BENCHMARK_CAPTURE(layer_norm, forward, 0)->Apply(threads);
+BENCHMARK_CAPTURE(layer_norm, backward_input, 1)->Apply(threads);
+BENCHMARK_CAPTURE(layer_norm, backward_weight, 2)->Apply(threads);
+BENCHMARK_CAPTURE(gelu, forward, false)->Apply(threads);
+BENCHMARK_CAPTURE(gelu, backward, true)->Apply(threads);
+BENCHMARK_CAPTURE(dropout_residual, none, 0.0)->Apply(threads);
+BENCHMARK_CAPTURE(dropout_residual, tenth, 0.1)->Apply(threads);
+BENCHMARK(cross_entropy)->Apply(threads);
+BENCHMARK_CAPTURE(embedding, forward, false)->Apply(threads);
+BENCHMARK_CAPTURE(embedding, backward, true)->Apply(threads);
+BENCHMARK(adamw)->Apply(threads);
+BENCHMARK_CAPTURE(vector_operation, squared_norm, 0)->Apply(threads);
+BENCHMARK_CAPTURE(vector_operation, fill, 1)->Apply(threads);
+BENCHMARK_CAPTURE(vector_operation, scale, 2)->Apply(threads);
+BENCHMARK_CAPTURE(vector_operation, add, 3)->Apply(threads);
+
+}  // namespace
+}  // namespace tandem::cpu

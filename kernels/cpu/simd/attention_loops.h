@@ -163,10 +163,11 @@ inline void softmax_tile(const AttentionHead<Real>& head, const Tile& part, Real
       for (Index s = begin; s < end; ++s) row[s] *= inverse;
     } else {
       const Real factor = inverse * head.keep_scale;
+      const std::uint32_t threshold = head.mask->threshold;
       for_mask(*head.mask, mask_element(head, t, start), end - begin, [&](const std::uint32_t* words, Index from, Index to) {
         Real* visible = row + begin;
 #pragma omp simd
-        for (Index s = from; s < to; ++s) visible[s] = words[s - from] >= head.mask->threshold ? visible[s] * factor : Real(0);
+        for (Index s = from; s < to; ++s) visible[s] = words[s - from] >= threshold ? visible[s] * factor : Real(0);
       });
     }
     clear_outside(row, begin, end, part.columns);
@@ -213,12 +214,14 @@ inline void softmax_backward_tile(const AttentionHead<Real>& head, const Tile& p
         drow[s] = probability * (drow[s] - dot);
       }
     } else {
+      const std::uint32_t threshold = head.mask->threshold;
+      const Real keep_scale = head.keep_scale;
       for_mask(*head.mask, mask_element(head, t, start), end - begin, [&](const std::uint32_t* words, Index from, Index to) {
         Real *visible = row + begin, *dvisible = drow + begin;
 #pragma omp simd
         for (Index s = from; s < to; ++s) {
           const Real probability = exponential(visible[s] - normalizer);
-          const Real factor = words[s - from] >= head.mask->threshold ? head.keep_scale : Real(0);
+          const Real factor = words[s - from] >= threshold ? keep_scale : Real(0);
           visible[s] = probability * factor;
           dvisible[s] = probability * (dvisible[s] * factor - dot);
         }
