@@ -33,8 +33,25 @@ std::string as_json(const CaseList& cases, const std::vector<std::string>& model
   return json.dump(2) + "\n";
 }
 
-int list_action(const CommandLine& line, const std::string& json_file) {
+// One test per quick case, labelled with its suite, as a file that CTest includes.
+std::string as_ctest(const CaseList& cases, const std::string& program) {
+  std::string text;
+  for (const Case& entry : cases) {
+    if (!entry.quick) continue;
+    text += fmt::format("add_test([[case/{0}]] [[{1}]] run [[{0}]] --without-peak)\n", entry.name, program);
+    text += fmt::format(
+        "set_tests_properties([[case/{}]] PROPERTIES LABELS {} TIMEOUT 300 SKIP_REGULAR_EXPRESSION \"0 passed, 0 failed, 1 skipped\")\n",
+        entry.name, entry.suite);
+  }
+  return text;
+}
+
+int list_action(const CommandLine& line, const std::string& json_file, const std::string& ctest_file) {
   const CaseList cases = all_cases(line.suites);
+  if (!ctest_file.empty()) {
+    write_output(ctest_file, as_ctest(cases, std::filesystem::read_symlink("/proc/self/exe").string()));
+    return kGood;
+  }
   const std::vector<std::string> models = model_files(line.suites.results_folder / "models");
   if (!json_file.empty()) {
     write_output(json_file, as_json(cases, models));
@@ -58,9 +75,11 @@ int list_action(const CommandLine& line, const std::string& json_file) {
 void add_list_command(CommandLine& line) {
   auto* command = line.app.add_subcommand("list", "Suites, cases, pitfalls and models");
   const auto json_file = std::make_shared<std::string>();
+  const auto ctest_file = std::make_shared<std::string>();
   command->add_option("--json", *json_file, "write JSON to this file; - is standard output");
+  command->add_option("--ctest", *ctest_file, "write the quick cases as CTest entries (used by the build)");
   command->footer("Example:\n  tandem list --json -");
-  command->callback([&line, json_file] { line.action = [&line, json_file] { return list_action(line, *json_file); }; });
+  command->callback([&line, json_file, ctest_file] { line.action = [&line, json_file, ctest_file] { return list_action(line, *json_file, *ctest_file); }; });
 }
 
 }  // namespace tandem

@@ -21,7 +21,7 @@ namespace {
 
 struct RunArguments {
   std::vector<std::string> patterns;
-  bool quick = false, full = false;
+  bool quick = false, full = false, without_peak = false;
   int ranks = 0;
   RunOptions options;
   std::string out, junit, trace;
@@ -86,7 +86,7 @@ int run_action(const CommandLine& line, const RunArguments& arguments) {
   const CaseList cases = chosen_cases(line, arguments);
   RunnerOptions options;
   options.context = to_context(arguments.options);
-  measure_machine(options.context);
+  if (!arguments.without_peak) measure_machine(options.context);
   if (arguments.out != "-") print_machine(options.context);
   ProgressLine progress;
   options.interrupted = &line.stop;
@@ -116,6 +116,7 @@ void add_run_command(CommandLine& line) {
   command->add_flag("--full", arguments->full, "all cases");
   command->add_option("--ranks", arguments->ranks, "only cases with this many ranks")->check(CLI::PositiveNumber);
   add_run_options(*command, arguments->options);
+  command->add_flag("--without-peak", arguments->without_peak, "do not measure the machine's matrix peak first; shares of it are left out");
   command->add_option("--out", arguments->out, "write the result file (JSON, results/schema.json); - is standard output");
   command->add_option("--junit", arguments->junit, "write JUnit XML");
   command->add_option("--trace", arguments->trace, "write the timelines as Chrome trace JSON (opens in Perfetto)");
