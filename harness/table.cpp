@@ -10,7 +10,7 @@ namespace tandem {
 namespace {
 
 std::string ratio_cell(const Verdict& verdict) {
-  if (verdict.tensors.empty()) return "-";
+  if (verdict.tensors.empty() && verdict.properties.empty()) return "-";
   if (std::isinf(verdict.error_over_bound)) return "differs";
   return verdict.criterion == Criterion::bitwise && verdict.error_over_bound == 0
              ? "equal bits"

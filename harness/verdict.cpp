@@ -63,7 +63,7 @@ std::optional<Finding> check_tensors(Verdict& verdict) {
   std::optional<Finding> first;
   for (const TensorVerdict& tensor : verdict.tensors) {
     const double ratio = error_over_bound(tensor);
-    if (verdict.worst_tensor.empty() ? !tensor.bitwise || ratio > 0 : ratio > verdict.error_over_bound) {
+    if (verdict.worst_tensor.empty() || ratio > verdict.error_over_bound) {
       verdict.error_over_bound = ratio;
       verdict.error = tensor.error;
       verdict.bound = tensor.bound;
@@ -73,6 +73,28 @@ std::optional<Finding> check_tensors(Verdict& verdict) {
     if (!first && !tensor.holds()) first = Finding{Status::fail, tensor.stage, describe(tensor), step_of(tensor), tensor.tensor};
   }
   return first;
+}
+
+// How much of its limit a property uses: 1 is the limit itself, more is a failure; infinite for NaN and for a broken equality.
+double share_of_limit(const Property& property) {
+  if (!property.holds() && (property.relation == Relation::equal || std::isnan(property.value))) return HUGE_VAL;
+  if (property.relation == Relation::equal || property.value == property.limit) return property.relation == Relation::equal ? 0.0 : 1.0;
+  const double share = property.relation == Relation::at_most ? property.value / property.limit : property.limit / property.value;
+  return std::isfinite(share) ? share : HUGE_VAL;
+}
+
+// A case without tensors is as good as its worst property: value and limit stand for error and bound.
+void summarise_properties(Verdict& verdict) {
+  if (!verdict.tensors.empty()) return;
+  for (const Property& property : verdict.properties) {
+    const double share = share_of_limit(property);
+    if (!verdict.worst_tensor.empty() && share <= verdict.error_over_bound) continue;
+    verdict.error_over_bound = share;
+    verdict.error = property.value;
+    verdict.bound = property.limit;
+    verdict.worst_tensor = property.tensor.empty() ? property.name : property.tensor;
+    verdict.worst_stage = property.name;
+  }
 }
 
 std::optional<Finding> check_properties(const std::vector<Property>& properties) {
@@ -146,6 +168,7 @@ Verdict judge(Criterion criterion, const CaseEvidence& evidence, const PitfallSe
     note(verdict, check_tensors(verdict));
   }
   note(verdict, check_properties(verdict.properties));
+  summarise_properties(verdict);
   note(verdict, check_something_checked(verdict));
   if (verdict.status == Status::pass) note(verdict, audit(verdict, sides));
   return verdict;

@@ -35,7 +35,8 @@ struct Verdict {
   Criterion criterion = Criterion::rounding;
   std::string reason;           ///< one line; empty on pass
   std::string check;            ///< which check decided: "gradients", "replica_hashes", "liveness", "property NAME", "audit", ...
-  double error = 0, bound = 0;  ///< of the tensor with the largest error over bound
+  /// Of the tensor with the largest error over bound; in a case without tensors, value and limit of its worst property.
+  double error = 0, bound = 0;
   double error_over_bound = 0;  ///< infinite when anything differs under a bound of zero
   std::string worst_tensor, worst_stage;
   std::optional<std::string> first_bad_tensor;  ///< in execution order

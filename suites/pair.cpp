@@ -103,20 +103,21 @@ class RankRun {
     Engine engine(context(arena), {inputs_.model, inputs_.plan, own_optimizer(inputs_), inputs_.schedule, inputs_.steps, inputs_.seed});
     engine.store().initialise(inputs_.model, Initialization::scattered, inputs_.seed);
     std::vector<double> norms;
-    std::int64_t first_begin = 0;
     comm_.barrier();
+    std::int64_t first_begin = 0;
+    std::int64_t end = Timeline::now_ns();
     for (std::int64_t step = 0; step < inputs_.steps; ++step) {
-      const std::int64_t begin = Timeline::now_ns();
+      const std::int64_t begin = end;  // a step lasts from the end of the one before to its own: nothing falls between two
       const Batch batch = inputs_.data->training_batch(step, inputs_.plan.batch.rows);
       const StepResult done = engine.train_step(batch, step);
-      const double seconds = static_cast<double>(Timeline::now_ns() - begin) * 1e-9;
+      end = Timeline::now_ns();
       norms.push_back(done.gradient_norm);
       if (!leads()) continue;
       result_.evidence.losses.push_back(done.loss);
       if (step < result_.measured.warm_up_steps) continue;
       if (step == result_.measured.warm_up_steps) first_begin = begin;
-      result_.measured.step_seconds.push_back(seconds);
-      result_.measured.wall_seconds = static_cast<double>(Timeline::now_ns() - first_begin) * 1e-9;
+      result_.measured.step_seconds.push_back(static_cast<double>(end - begin) * 1e-9);
+      result_.measured.wall_seconds = static_cast<double>(end - first_begin) * 1e-9;
       tokens_ += done.valid_tokens;
     }
     hash_ = hash_of(engine.store().all_parameters(), hash_);

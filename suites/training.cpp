@@ -125,7 +125,7 @@ RunConfig text_config(const RunContext& context) {
   config.plan.parallel.data = 2;
   config.plan.batch = {16, 1};
   config.plan.threads_per_rank = context.threads_per_rank;
-  config.optimizer.learning_rate = 5e-3;
+  config.optimizer.learning_rate = 2e-3;
   config.schedule = {ScheduleKind::cosine, 20, 0, 0.1};
   config.steps = 300;
   config.evaluate_every_steps = 0;
