@@ -10,6 +10,8 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
+use_huge_pages
+
 ours=build/cpu/tandem_step_bench
 python=${PYTHON:-python3}
 batch=4 sequence=256 threads=2 steps=5 rounds=3 out=''
