@@ -10,7 +10,6 @@
 # are slow. Exit status 77 with a reason where Open MPI is not installed.
 set -euo pipefail
 caller_folder=$PWD
-# shellcheck source=ci/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 rounds=5 repetitions=11 buffers=fresh markdown='' build=''
@@ -29,7 +28,6 @@ done
 threads_bench=$(find "$build" -type f -name comm_bench -perm -u+x | head -n 1)
 [[ -n $threads_bench ]] || fail "no comm_bench below $build; configure with -DTANDEM_BENCHMARKS=ON and build it"
 for tool in mpicxx mpirun python3; do
-  # shellcheck disable=SC2154  # lib.sh
   command -v "$tool" >/dev/null || { echo "skipped: $tool is not installed" && exit "$skipped_status"; }
 done
 
