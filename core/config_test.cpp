@@ -3,8 +3,9 @@
 
 #include <filesystem>
 #include <fstream>
-#include <regex>
+#include <iterator>
 #include <set>
+#include <sstream>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -174,11 +175,12 @@ TEST(Config, RefusesNumbersBeyondTheRangeOfTheirType) {
 }
 
 TEST(Config, SaysWhereTheSyntaxBreaks) {
-  EXPECT_TRUE(std::regex_match(json_error("{\n  \"model\": {,}\n}"),
-                               std::regex("x.json is not valid JSON, line 2, column 13: syntax error while parsing .*")))
-      << json_error("{\n  \"model\": {,}\n}");
-  EXPECT_NE(json_error("").find("x.json is not valid JSON, line 1, column 1: syntax error"), std::string::npos) << json_error("");
-  EXPECT_NE(json_error("{} x").find("line 1, column 4"), std::string::npos) << json_error("{} x");
+  const auto starts_with = [](const std::string& text, std::string_view place) {
+    return text.starts_with(fmt::format("x.json is not valid JSON, {}: syntax error while parsing", place));
+  };
+  EXPECT_TRUE(starts_with(json_error("{\n  \"model\": {,}\n}"), "line 2, column 13")) << json_error("{\n  \"model\": {,}\n}");
+  EXPECT_TRUE(starts_with(json_error(""), "line 1, column 1")) << json_error("");
+  EXPECT_TRUE(starts_with(json_error("{} x"), "line 1, column 4")) << json_error("{} x");
 }
 
 TEST(Config, RefusesAKeyThatIsWrittenTwice) {
@@ -257,7 +259,9 @@ TEST(DescribeOptions, HasOneLineForEachKeyWithItsDefault) {
   const std::vector<std::string> lines = describe_options();
 
   ASSERT_EQ(lines.size(), config_fields().size());
-  EXPECT_TRUE(std::regex_search(lines[2], std::regex(R"(^model\.layers +integer >= 1 +2 +transformer blocks$)"))) << lines[2];
+  std::istringstream words(lines[2]);  // a type may hold blanks: "integer >= 1"
+  const std::vector<std::string> found{std::istream_iterator<std::string>(words), {}};
+  EXPECT_EQ(found, (std::vector<std::string>{"model.layers", "integer", ">=", "1", "2", "transformer", "blocks"})) << lines[2];
 }
 
 }  // namespace

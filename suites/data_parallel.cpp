@@ -2,6 +2,7 @@
 // Data parallelism: every rank holds the whole model and computes its rows; gradients are summed. docs/techniques/data_parallel.md
 #include <array>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <span>
 
@@ -10,6 +11,7 @@
 #include "core/io/hash.h"
 #include "core/synthetic_corpus.h"
 #include "optimized/data_parallel/gradient_sync.h"
+#include "optimized/data_pipeline/text_source.h"
 #include "optimized/engine/lower.h"
 #include "reference/data_parallel.h"
 #include "suites/pair.h"
@@ -119,6 +121,42 @@ Case reference_case(const std::string& name, const Variant& variant, bool quick)
   result.quick = quick;
   result.execute = [variant](const RunContext& context) {
     const PairInputs inputs = inputs_of(variant, context);
+    CaseEvidence evidence = compare_with_reference(inputs, context);
+    evidence.properties = benefits(inputs, *evidence.measured);
+    evidence.properties.push_back(proven_program(inputs));
+    return evidence;
+  };
+  return result;
+}
+
+// A model of the size that a newcomer trains first, on text that every Debian system carries.
+Case text_case(int ranks) {
+  static const std::filesystem::path kText = "/usr/share/common-licenses/GPL-3";
+  PairInputs base;
+  base.model.vocabulary = 256;
+  base.model.sequence = 64;
+  base.model.hidden = 64;
+  base.model.residual_dropout = base.model.embedding_dropout = 0.1;
+  base.plan.parallel.data = ranks;
+  base.plan.batch = {8, 2};
+  base.optimizer.epsilon = 1e-4;  // as above
+  Case result;
+  result.suite = kSuite;
+  result.name = fmt::format("{}/text/ranks{}/fp32", kSuite, ranks);
+  result.summary = fmt::format("{} rank(s) on English text against the reference", ranks);
+  result.model = base.model;
+  result.plan = base.plan;
+  result.unavailable = [](const RunContext&) -> std::optional<std::string> {
+    if (std::filesystem::exists(kText)) return std::nullopt;
+    return "this system does not carry " + kText.string();
+  };
+  result.execute = [base](const RunContext& context) {
+    PairInputs inputs = base;
+    inputs.plan.threads_per_rank = context.threads_per_rank;
+    inputs.steps = context.repetitions + 1;
+    inputs.seed = context.seed;
+    inputs.optimizer_frozen = context.pitfalls.on(Pitfall::both_sides_frozen);
+    inputs.data = open_text({kText}, {.sequence = inputs.model.sequence, .seed = context.seed});
     CaseEvidence evidence = compare_with_reference(inputs, context);
     evidence.properties = benefits(inputs, *evidence.measured);
     evidence.properties.push_back(proven_program(inputs));
@@ -238,6 +276,7 @@ void add_data_parallel_cases(CaseList& cases) {
   cases.push_back(reference_case("ranks3/accum2/packed/fp32", {.ranks = 3, .micro_batches = 2, .row_shape = RowShape::packed}, true));
   cases.push_back(reference_case("ranks7/rows5/fp32", {.ranks = 7, .rows = 5}, true));
   cases.push_back(reference_case("ranks4/accum3/buckets/fp32", {.ranks = 4, .micro_batches = 3, .bucket_bytes = 8192}, true));
+  for (const int ranks : {1, 2, 4}) cases.push_back(text_case(ranks));
   cases.push_back(bitwise_case("ranks4/bucket_sizes/bitwise", "one bucket against many: the same order of sums, the same bits",
                                {.ranks = 4, .micro_batches = 2}, {.ranks = 4, .micro_batches = 2, .bucket_bytes = 4096}));
   cases.push_back(bitwise_case("ranks3/repeat/bitwise", "the same run twice", {.ranks = 3, .micro_batches = 2},
