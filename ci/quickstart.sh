@@ -35,7 +35,7 @@ else
 fi
 
 say "Are 1, 2 and 4 data-parallel ranks the same as the reference? Error as a share of its derived bound"
-"$tandem" run data_parallel/ranks{1,2,4}/accum1/fp32 --out "$build/result.json"
+"$tandem" run data_parallel/text --out "$build/result.json"
 
 # train OPTION...: the options of tandem train. The checkpoint of the last run stays.
 train() {

@@ -25,8 +25,8 @@ enum ExitStatus : int {
 struct CommandLine {
   CLI::App& app;
   SuiteOptions suites;
-  const std::atomic<bool>& stop;      ///< set by SIGINT and SIGTERM
-  std::function<int()> action = {};   ///< returns an ExitStatus
+  const std::atomic<bool>& stop;     ///< set by SIGINT and SIGTERM
+  std::function<int()> action = {};  ///< returns an ExitStatus
 };
 
 void add_list_command(CommandLine& line);

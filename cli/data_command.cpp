@@ -40,8 +40,8 @@ std::string as_json(const DataSummary& summary) {
 void print(const DataSummary& summary) {
   fmt::print("{}: {} tokens in {} document(s) of {} to {} tokens\n", summary.prefix.string(), summary.tokens, summary.documents,
              summary.shortest_document_tokens, summary.longest_document_tokens);
-  fmt::print("tokenizer {}, vocabulary {}, stored as {}; .bin {}, .idx {}\n", summary.tokenizer, summary.vocabulary, name(summary.dtype),
-             human_bytes(summary.bin_bytes), human_bytes(summary.idx_bytes));
+  fmt::print("tokenizer {}, vocabulary {}, stored as {}; .bin {}, .idx {}\n", summary.tokenizer, summary.vocabulary,
+             name(summary.dtype), human_bytes(summary.bin_bytes), human_bytes(summary.idx_bytes));
 }
 
 int finish(const DataSummary& summary, const std::string& json) {
@@ -55,7 +55,8 @@ void add_prepare(CLI::App& parent, CommandLine& line) {
   const auto arguments = std::make_shared<DataArguments>();
   command->add_option("--input", arguments->inputs, "text files (UTF-8)")->required();
   command->add_option("--tokenizer", arguments->tokenizer, "bytes")->capture_default_str();
-  command->add_option("--documents", arguments->documents, "what one document is: file, paragraph or line")->capture_default_str();
+  command->add_option("--documents", arguments->documents, "what one document is: file, paragraph or line")
+      ->capture_default_str();
   command->add_option("--out", arguments->prefix, "PREFIX of PREFIX.bin, PREFIX.idx and PREFIX.json")->required();
   command->add_option("--json", arguments->json, "write the summary as JSON");
   command->footer("Example:\n  tandem data prepare --input README.md --tokenizer bytes --out build/readme");
@@ -63,7 +64,8 @@ void add_prepare(CLI::App& parent, CommandLine& line) {
     line.action = [arguments] {
       const std::vector<std::filesystem::path> inputs(arguments->inputs.begin(), arguments->inputs.end());
       require_writable(arguments->json, "--json");
-      return finish(prepare_data(inputs, arguments->tokenizer, arguments->prefix, parse_document_rule(arguments->documents)), arguments->json);
+      return finish(prepare_data(inputs, arguments->tokenizer, arguments->prefix, parse_document_rule(arguments->documents)),
+                    arguments->json);
     };
   });
 }
@@ -73,10 +75,11 @@ void add_inspect(CLI::App& parent, CommandLine& line) {
   const auto arguments = std::make_shared<DataArguments>();
   command->add_option("PREFIX", arguments->prefix, "of PREFIX.bin and PREFIX.idx")->required();
   command->add_option("--json", arguments->json, "write the summary as JSON");
-  command->footer("Example (after: tandem data prepare --input README.md --tokenizer bytes --out build/readme):\n  tandem data inspect build/readme");
-  command->callback([&line, arguments] {
-    line.action = [arguments] { return finish(inspect_data(arguments->prefix), arguments->json); };
-  });
+  command->footer(
+      "Example (after: tandem data prepare --input README.md --tokenizer bytes --out build/readme):\n  tandem data inspect "
+      "build/readme");
+  command->callback(
+      [&line, arguments] { line.action = [arguments] { return finish(inspect_data(arguments->prefix), arguments->json); }; });
 }
 
 }  // namespace

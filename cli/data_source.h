@@ -9,8 +9,8 @@
 
 namespace tandem {
 
-/// What --data names: "synthetic", a text file, or the prefix of a prepared .bin/.idx pair. Throws InputError where it is none of these
-/// or does not fit the model (vocabulary, sequence).
+/// What --data names: "synthetic", a text file, or the prefix of a prepared .bin/.idx pair. Throws InputError where it is none of
+/// these or does not fit the model (vocabulary, sequence).
 [[nodiscard]] std::unique_ptr<BatchSource> open_data(const std::string& data, const RunConfig& config);
 
 }  // namespace tandem

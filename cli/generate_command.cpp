@@ -24,8 +24,8 @@ int generate_action(const GenerateArguments& arguments, const std::atomic<bool>&
   const CheckpointInfo info = read_checkpoint_info(folder);
   require_text(arguments.prompt, "--prompt");
   if (info.config.model.vocabulary < 256) {
-    throw InputError(fmt::format("{}: this model has a vocabulary of {}, so it was not trained on text; text needs 256", folder.string(),
-                                 info.config.model.vocabulary));
+    throw InputError(fmt::format("{}: this model has a vocabulary of {}, so it was not trained on text; text needs 256",
+                                 folder.string(), info.config.model.vocabulary));
   }
   fmt::print("{}", arguments.prompt);
   run_threads_world({.ranks = 1}, [&](Communicator& comm) {
@@ -57,7 +57,9 @@ void add_generate_command(CommandLine& line) {
   command->add_option("--checkpoint", arguments->checkpoint, "folder that train --out wrote")->required();
   command->add_option("--prompt", arguments->prompt, "text to continue")->required();
   command->add_option("--tokens", arguments->options.tokens, "tokens to add")->capture_default_str()->check(CLI::PositiveNumber);
-  command->add_option("--temperature", arguments->options.temperature, "0 takes the likeliest token")->capture_default_str()->check(CLI::NonNegativeNumber);
+  command->add_option("--temperature", arguments->options.temperature, "0 takes the likeliest token")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--seed", arguments->options.seed, "of the draws")->capture_default_str();
   command->footer("Example (after: tandem train --data FILE --out run):\n  tandem generate --checkpoint run --prompt 'The '");
   command->callback([&line, arguments] { line.action = [&line, arguments] { return generate_action(*arguments, line.stop); }; });

@@ -19,12 +19,12 @@ struct GoldenArguments {
 
 void print_outcome(const GoldenSet& set, const GoldenOutcome& outcome, bool all) {
   const Property& worst = outcome.worst();
-  fmt::print("{:<8} {:<24} {}  worst {} {} at step {}: {:.2e} of {:.2e} allowed\n", set.name, outcome.side, outcome.passed() ? "pass" : "FAIL",
-             worst.name, worst.tensor, worst.step, worst.value, worst.limit);
+  fmt::print("{:<8} {:<24} {}  worst {} {} at step {}: {:.2e} of {:.2e} allowed\n", set.name, outcome.side,
+             outcome.passed() ? "pass" : "FAIL", worst.name, worst.tensor, worst.step, worst.value, worst.limit);
   for (const Property& property : outcome.properties) {
     if (property.holds() && !all) continue;
-    fmt::print("  {} {:<22} {:<28} step {}: {:.3e} of {:.2e}\n", property.holds() ? "ok  " : "FAIL", property.name, property.tensor, property.step,
-               property.value, property.limit);
+    fmt::print("  {} {:<22} {:<28} step {}: {:.3e} of {:.2e}\n", property.holds() ? "ok  " : "FAIL", property.name,
+               property.tensor, property.step, property.value, property.limit);
   }
 }
 
@@ -39,7 +39,8 @@ int golden_action(const GoldenArguments& arguments) {
     for (const std::string& setting : arguments.settings) set_option(config, setting);
     if (!(config.model == set.model)) throw InputError("--set may change the plan only; the model is that of the golden set");
     if (config.plan.batch.rows != golden_batch(set).rows) {
-      throw InputError(fmt::format("{}: a step of this set has {} rows; --set rows cannot change that", folder, golden_batch(set).rows));
+      throw InputError(
+          fmt::format("{}: a step of this set has {} rows; --set rows cannot change that", folder, golden_batch(set).rows));
     }
     require_legal(config.plan, set.model);
     for (const GoldenOutcome& outcome :
@@ -58,7 +59,9 @@ void add_golden_command(CommandLine& line) {
   const auto arguments = std::make_shared<GoldenArguments>();
   command->add_option("DIR", arguments->folders, "folders of golden sets")->required();
   command->add_option("--precision", arguments->precision, "fp64 or fp32")->capture_default_str();
-  command->add_option("--set", arguments->settings, "key=value of the engine's plan, e.g. data=3")->type_size(1)->allow_extra_args(false);
+  command->add_option("--set", arguments->settings, "key=value of the engine's plan, e.g. data=3")
+      ->type_size(1)
+      ->allow_extra_args(false);
   command->add_flag("--all", arguments->all, "show every deviation, not only those beyond their limit");
   command->footer("Example:\n  tandem golden results/golden/tiny --precision fp32 --set data=3");
   command->callback([&line, arguments] { line.action = [arguments] { return golden_action(*arguments); }; });

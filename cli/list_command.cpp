@@ -26,8 +26,12 @@ std::vector<std::string> model_files(const std::filesystem::path& folder) {
 std::string as_json(const CaseList& cases, const std::vector<std::string>& models) {
   nlohmann::json json = {{"schema_version", 1}, {"suites", suite_names(cases)}, {"models", models}};
   for (const Case& entry : cases) {
-    json["cases"].push_back({{"case", entry.name}, {"suite", entry.suite}, {"criterion", std::string(name(entry.criterion))},
-                             {"quick", entry.quick}, {"ranks", entry.plan.parallel.world_size()}, {"summary", entry.summary}});
+    json["cases"].push_back({{"case", entry.name},
+                             {"suite", entry.suite},
+                             {"criterion", std::string(name(entry.criterion))},
+                             {"quick", entry.quick},
+                             {"ranks", entry.plan.parallel.world_size()},
+                             {"summary", entry.summary}});
   }
   for (const Pitfall pitfall : all_pitfalls()) json["pitfalls"].push_back(std::string(name(pitfall)));
   return json.dump(2) + "\n";
@@ -40,7 +44,8 @@ std::string as_ctest(const CaseList& cases, const std::string& program) {
     if (!entry.quick) continue;
     text += fmt::format("add_test([[case/{0}]] [[{1}]] run [[{0}]] --without-peak)\n", entry.name, program);
     text += fmt::format(
-        "set_tests_properties([[case/{}]] PROPERTIES LABELS {} TIMEOUT 300 SKIP_REGULAR_EXPRESSION \"0 passed, 0 failed, 1 skipped\")\n",
+        "set_tests_properties([[case/{}]] PROPERTIES LABELS {} TIMEOUT 300 SKIP_REGULAR_EXPRESSION \"0 passed, 0 failed, 1 "
+        "skipped\")\n",
         entry.name, entry.suite);
   }
   return text;
@@ -60,7 +65,8 @@ int list_action(const CommandLine& line, const std::string& json_file, const std
   for (const std::string& suite : suite_names(cases)) {
     fmt::print("suite {}\n", suite);
     for (const Case& entry : cases) {
-      if (entry.suite == suite) fmt::print("  {:<40} {:<12} {}{}\n", entry.name, name(entry.criterion), entry.summary, entry.quick ? "" : " [full]");
+      if (entry.suite == suite)
+        fmt::print("  {:<40} {:<12} {}{}\n", entry.name, name(entry.criterion), entry.summary, entry.quick ? "" : " [full]");
     }
   }
   fmt::print("pitfalls\n");
@@ -79,7 +85,9 @@ void add_list_command(CommandLine& line) {
   command->add_option("--json", *json_file, "write JSON to this file; - is standard output");
   command->add_option("--ctest", *ctest_file, "write the quick cases as CTest entries (used by the build)");
   command->footer("Example:\n  tandem list --json -");
-  command->callback([&line, json_file, ctest_file] { line.action = [&line, json_file, ctest_file] { return list_action(line, *json_file, *ctest_file); }; });
+  command->callback([&line, json_file, ctest_file] {
+    line.action = [&line, json_file, ctest_file] { return list_action(line, *json_file, *ctest_file); };
+  });
 }
 
 }  // namespace tandem

@@ -46,7 +46,8 @@ int main(int argc, char** argv) {
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
   std::signal(SIGPIPE, SIG_DFL);
-  CLI::App app{"tandem: every technique of large-scale LLM training twice, as a reference and optimized, proven equal and measured"};
+  CLI::App app{
+      "tandem: every technique of large-scale LLM training twice, as a reference and optimized, proven equal and measured"};
   app.require_subcommand(1);
   app.set_version_flag("--version", TANDEM_VERSION);
   const std::filesystem::path source = TANDEM_SOURCE_DIR;

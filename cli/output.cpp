@@ -25,12 +25,14 @@ void require_writable(const std::string& file, const std::string& option) {
   if (file.empty() || file == "-") return;
   const std::filesystem::path path = std::filesystem::absolute(file);
   std::error_code error;
-  if (std::filesystem::is_directory(path, error)) throw InputError(fmt::format("{} {}: this is a folder; name a file", option, file));
+  if (std::filesystem::is_directory(path, error))
+    throw InputError(fmt::format("{} {}: this is a folder; name a file", option, file));
   const std::filesystem::path folder = path.parent_path();
   if (!std::filesystem::is_directory(folder, error)) {
     throw InputError(fmt::format("{} {}: the folder {} does not exist", option, file, folder.string()));
   }
-  if (access(folder.c_str(), W_OK) != 0) throw InputError(fmt::format("{} {}: the folder {} cannot be written to", option, file, folder.string()));
+  if (access(folder.c_str(), W_OK) != 0)
+    throw InputError(fmt::format("{} {}: the folder {} cannot be written to", option, file, folder.string()));
 }
 
 }  // namespace tandem

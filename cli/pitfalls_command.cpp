@@ -28,11 +28,11 @@ std::vector<PitfallInfo> chosen(const std::vector<std::string>& names) {
   std::vector<PitfallInfo> all = known_pitfalls();
   if (names.empty()) return all;
   for (const std::string& wanted : names) {
-    if (!find_pitfall(wanted)) throw InputError(fmt::format("there is no pitfall '{}'; tandem pitfalls --list shows them", wanted));
+    if (!find_pitfall(wanted))
+      throw InputError(fmt::format("there is no pitfall '{}'; tandem pitfalls --list shows them", wanted));
   }
-  std::erase_if(all, [&](const PitfallInfo& info) {
-    return std::find(names.begin(), names.end(), name(info.pitfall)) == names.end();
-  });
+  std::erase_if(
+      all, [&](const PitfallInfo& info) { return std::find(names.begin(), names.end(), name(info.pitfall)) == names.end(); });
   return all;
 }
 
@@ -52,7 +52,8 @@ int pitfalls_action(const CommandLine& line, const PitfallArguments& arguments) 
   ProgressLine progress;
   std::vector<PitfallOutcome> outcomes;
   for (const PitfallInfo& info : pitfalls) {
-    progress.show(static_cast<std::int64_t>(outcomes.size()), static_cast<std::int64_t>(pitfalls.size()), std::string(name(info.pitfall)));
+    progress.show(static_cast<std::int64_t>(outcomes.size()), static_cast<std::int64_t>(pitfalls.size()),
+                  std::string(name(info.pitfall)));
     RunnerOptions options;
     options.context = to_context(arguments.options);
     options.context.pitfalls = info.switched_on();

@@ -14,7 +14,7 @@
 #include "harness/registry.h"
 #include "harness/result_file.h"
 #include "harness/table.h"
-#include "kernels/kernels.h"
+#include "optimized/machine.h"
 
 namespace tandem {
 namespace {
@@ -43,7 +43,7 @@ int largest_rank_count(const CaseList& cases) {
 
 // What a reader must know before the numbers: fallbacks that the kernels took on this machine.
 void print_machine(const RunContext& context) {
-  const KernelsInfo info = make_cpu_kernels({})->info();
+  const KernelsInfo info = machine_kernels();
   fmt::print("kernels: {}, {}, {}", info.backend, info.instruction_set, info.matrix_library);
   for (std::size_t i = 0; i < context.peak_flops_by_threads.size(); ++i) {
     fmt::print("{} {:.0f}", i == 0 ? "; fp32 matrix peak by threads, GFLOP/s:" : ",", context.peak_flops_by_threads[i] * 1e-9);
@@ -55,7 +55,7 @@ void print_machine(const RunContext& context) {
 
 void keep(const RunArguments& arguments, const RunContext& context, const CaseList& cases, const RunOutcome& outcome) {
   ResultFile file;
-  const KernelsInfo info = make_cpu_kernels({})->info();
+  const KernelsInfo info = machine_kernels();
   EnvironmentInputs inputs;
   inputs.libraries = {{"matrix", info.matrix_library}, {"instruction_set", info.instruction_set}};
   inputs.ranks = largest_rank_count(cases);
@@ -86,7 +86,7 @@ int run_action(const CommandLine& line, const RunArguments& arguments) {
   const CaseList cases = chosen_cases(line, arguments);
   RunnerOptions options;
   options.context = to_context(arguments.options);
-  if (!arguments.without_peak) measure_machine(options.context);
+  if (!arguments.without_peak) options.context.peak_flops_by_threads = matrix_peaks_by_threads();
   if (arguments.out != "-") print_machine(options.context);
   ProgressLine progress;
   options.interrupted = &line.stop;
@@ -116,7 +116,8 @@ void add_run_command(CommandLine& line) {
   command->add_flag("--full", arguments->full, "all cases");
   command->add_option("--ranks", arguments->ranks, "only cases with this many ranks")->check(CLI::PositiveNumber);
   add_run_options(*command, arguments->options);
-  command->add_flag("--without-peak", arguments->without_peak, "do not measure the machine's matrix peak first; shares of it are left out");
+  command->add_flag("--without-peak", arguments->without_peak,
+                    "do not measure the machine's matrix peak first; shares of it are left out");
   command->add_option("--out", arguments->out, "write the result file (JSON, results/schema.json); - is standard output");
   command->add_option("--junit", arguments->junit, "write JUnit XML");
   command->add_option("--trace", arguments->trace, "write the timelines as Chrome trace JSON (opens in Perfetto)");

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/run_options.h"
 
-#include <algorithm>
-#include <thread>
-
 #include <fmt/format.h>
-
-#include "kernels/kernels.h"
 
 namespace tandem {
 
@@ -15,8 +10,12 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   command.add_option("--transport", options.transport, "threads (mpi, nccl: not in this build)")->capture_default_str();
   command.add_option("--link", options.link, "profile of a shaped link (none so far)")->capture_default_str();
   command.add_option("--seed", options.seed, "of parameters, data and dropout")->capture_default_str();
-  command.add_option("--repetitions", options.repetitions, "measured steps per case")->capture_default_str()->check(CLI::Range(1, 10000));
-  command.add_option("--threads-per-rank", options.threads_per_rank, "threads inside a rank")->capture_default_str()->check(CLI::Range(1, 1024));
+  command.add_option("--repetitions", options.repetitions, "measured steps per case")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 10000));
+  command.add_option("--threads-per-rank", options.threads_per_rank, "threads inside a rank")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
 }
 
 RunContext to_context(const RunOptions& options) {
@@ -34,13 +33,6 @@ RunContext to_context(const RunOptions& options) {
   context.backend = options.backend;
   context.transport = options.transport;
   return context;
-}
-
-void measure_machine(RunContext& context) {
-  const int cores = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 8);
-  for (int threads = 1; threads <= cores; ++threads) {
-    context.peak_flops_by_threads.push_back(measure_peaks(threads).fp32_matmul_flops_per_second);
-  }
 }
 
 }  // namespace tandem

@@ -23,7 +23,4 @@ void add_run_options(CLI::App& command, RunOptions& options);
 /// Throws InputError where a backend, transport or link is named that this build or machine does not have.
 [[nodiscard]] RunContext to_context(const RunOptions& options);
 
-/// Peak of the matrix products with 1 ... all cores; takes about a second each.
-void measure_machine(RunContext& context);
-
 }  // namespace tandem

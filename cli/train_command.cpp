@@ -40,7 +40,8 @@ Plan resolve(const TrainArguments& arguments) {
   Plan plan;
   plan.data = "synthetic";
   if (!arguments.resume.empty()) {
-    if (!arguments.config_file.empty()) throw InputError("--resume continues with the configuration of the checkpoint; leave CONFIG.json out and use --set");
+    if (!arguments.config_file.empty())
+      throw InputError("--resume continues with the configuration of the checkpoint; leave CONFIG.json out and use --set");
     plan.resume = find_checkpoint(arguments.resume);
     const CheckpointInfo info = read_checkpoint_info(*plan.resume);
     plan.config = info.config;
@@ -54,16 +55,17 @@ Plan resolve(const TrainArguments& arguments) {
   validate(plan.config.model);
   require_legal(plan.config.plan, plan.config.model);
   if (plan.config.plan.parallel.data > plan.config.plan.batch.rows) {
-    throw InputError(fmt::format("plan.data is {} but a step has only {} rows (plan.rows), so some ranks would never work; raise rows or lower data",
-                                 plan.config.plan.parallel.data, plan.config.plan.batch.rows));
+    throw InputError(fmt::format(
+        "plan.data is {} but a step has only {} rows (plan.rows), so some ranks would never work; raise rows or lower data",
+        plan.config.plan.parallel.data, plan.config.plan.batch.rows));
   }
   return plan;
 }
 
 void print_header(const RunConfig& config, const BatchSource& source) {
   fmt::print("model: {:.2f} M parameters, {} layers, hidden {}, {} heads, vocabulary {}, sequence {}\n",
-             static_cast<double>(num_parameters(config.model)) * 1e-6, config.model.layers, config.model.hidden, config.model.heads,
-             config.model.vocabulary, config.model.sequence);
+             static_cast<double>(num_parameters(config.model)) * 1e-6, config.model.layers, config.model.hidden,
+             config.model.heads, config.model.vocabulary, config.model.sequence);
   fmt::print("plan:  {} data rank(s) x {} thread(s), {} rows in {} micro-batch(es), {}\n", config.plan.parallel.data,
              config.plan.threads_per_rank, config.plan.batch.rows, config.plan.batch.micro_batches, config.plan.precision);
   fmt::print("data:  {}\n", source.describe());
@@ -72,8 +74,8 @@ void print_header(const RunConfig& config, const BatchSource& source) {
 void print_floor(const TrainReport& report, const BatchSource& source) {
   const auto* corpus = dynamic_cast<const SyntheticCorpus*>(&source);
   if (corpus == nullptr || report.validation_losses.empty()) return;
-  fmt::print("entropy rate of the source: {:.4f} nats; the validation loss is {:+.2f} % from this floor\n", corpus->entropy_rate_nats(),
-             100 * (report.validation_losses.back().second / corpus->entropy_rate_nats() - 1));
+  fmt::print("entropy rate of the source: {:.4f} nats; the validation loss is {:+.2f} % from this floor\n",
+             corpus->entropy_rate_nats(), 100 * (report.validation_losses.back().second / corpus->entropy_rate_nats() - 1));
 }
 
 // What is left to say and to keep when the steps are done.
@@ -141,7 +143,9 @@ void add_train_command(CommandLine& line) {
   command->add_option("CONFIG", arguments->config_file, "configuration (JSON); without it the defaults below");
   command->add_option("--data", arguments->data, "text file, prefix of prepared data, or 'synthetic' (default)");
   command->add_option("--steps", arguments->steps, "number of steps")->check(CLI::PositiveNumber);
-  command->add_option("--set", arguments->settings, "key=value, may be repeated; keys below")->type_size(1)->allow_extra_args(false);
+  command->add_option("--set", arguments->settings, "key=value, may be repeated; keys below")
+      ->type_size(1)
+      ->allow_extra_args(false);
   command->add_option("--resume", arguments->resume, "continue from the newest checkpoint in this folder");
   command->add_option("--out", arguments->output, "folder for checkpoints");
   command->add_option("--trace", arguments->trace, "write the timeline as Chrome trace JSON (opens in Perfetto)");

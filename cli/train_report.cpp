@@ -59,7 +59,8 @@ TrainSummary summarise_training(const TrainReport& report, const RunConfig& conf
   return summary;
 }
 
-std::string train_report_json(const TrainReport& report, const TrainSummary& summary, const RunConfig& config, const std::string& data) {
+std::string train_report_json(const TrainReport& report, const TrainSummary& summary, const RunConfig& config,
+                              const std::string& data) {
   nlohmann::json losses = nlohmann::json::array();
   nlohmann::json norms = nlohmann::json::array();
   for (const StepResult& step : report.steps) {
@@ -68,31 +69,38 @@ std::string train_report_json(const TrainReport& report, const TrainSummary& sum
   }
   nlohmann::json validation = nlohmann::json::array();
   for (const auto& [step, loss] : report.validation_losses) validation.push_back({{"steps_done", step}, {"loss", loss}});
-  const nlohmann::json json = {
-      {"schema_version", 1},
-      {"config", nlohmann::json::parse(to_json(config))},
-      {"data", data},
-      {"first_step", report.first_step},
-      {"interrupted", report.interrupted},
-      {"loss", losses},
-      {"gradient_norm", norms},
-      {"validation", validation},
-      {"step_seconds", {{"median", summary.step_seconds_median}, {"p10", summary.step_seconds_p10}, {"p90", summary.step_seconds_p90}, {"samples", report.step_seconds}}},
-      {"warm_up_steps", kWarmUpSteps},
-      {"tokens_per_second", summary.tokens_per_second},
-      {"model_flops_per_second", summary.model_flops_per_second},
-      {"flops_convention", kFlopsConvention},
-      {"communication", {{"busy_share", summary.busy_share}, {"exposed_share", summary.exposed_share}}},
-      {"peak_bytes", by_category(summary.peak_bytes)},
-      {"predicted_bytes", by_category(summary.predicted_bytes)},
-      {"kernels", {{"backend", report.kernels.backend}, {"instruction_set", report.kernels.instruction_set}, {"matrix_library", report.kernels.matrix_library}, {"notes", report.kernels.notes}}}};
+  const nlohmann::json json = {{"schema_version", 1},
+                               {"config", nlohmann::json::parse(to_json(config))},
+                               {"data", data},
+                               {"first_step", report.first_step},
+                               {"interrupted", report.interrupted},
+                               {"loss", losses},
+                               {"gradient_norm", norms},
+                               {"validation", validation},
+                               {"step_seconds",
+                                {{"median", summary.step_seconds_median},
+                                 {"p10", summary.step_seconds_p10},
+                                 {"p90", summary.step_seconds_p90},
+                                 {"samples", report.step_seconds}}},
+                               {"warm_up_steps", kWarmUpSteps},
+                               {"tokens_per_second", summary.tokens_per_second},
+                               {"model_flops_per_second", summary.model_flops_per_second},
+                               {"flops_convention", kFlopsConvention},
+                               {"communication", {{"busy_share", summary.busy_share}, {"exposed_share", summary.exposed_share}}},
+                               {"peak_bytes", by_category(summary.peak_bytes)},
+                               {"predicted_bytes", by_category(summary.predicted_bytes)},
+                               {"kernels",
+                                {{"backend", report.kernels.backend},
+                                 {"instruction_set", report.kernels.instruction_set},
+                                 {"matrix_library", report.kernels.matrix_library},
+                                 {"notes", report.kernels.notes}}}};
   return json.dump(2) + "\n";
 }
 
 void print_train_summary(const TrainReport& report, const TrainSummary& summary) {
-  fmt::print("{} steps in {:.1f} s: {:.0f} tokens/s, {:.1f} GFLOP/s, step {:.1f} ms (p10 {:.1f}, p90 {:.1f})\n", report.steps.size(),
-             report.wall_seconds, summary.tokens_per_second, 1e-9 * summary.model_flops_per_second, 1e3 * summary.step_seconds_median,
-             1e3 * summary.step_seconds_p10, 1e3 * summary.step_seconds_p90);
+  fmt::print("{} steps in {:.1f} s: {:.0f} tokens/s, {:.1f} GFLOP/s, step {:.1f} ms (p10 {:.1f}, p90 {:.1f})\n",
+             report.steps.size(), report.wall_seconds, summary.tokens_per_second, 1e-9 * summary.model_flops_per_second,
+             1e3 * summary.step_seconds_median, 1e3 * summary.step_seconds_p10, 1e3 * summary.step_seconds_p90);
   if (report.spans_by_rank.size() > 1) {
     fmt::print("communication: {:.1f} % of a step, {:.1f} % exposed\n", 100 * summary.busy_share, 100 * summary.exposed_share);
   }

@@ -10,11 +10,11 @@ namespace tandem {
 
 /// Time and memory of a training run, derived from what it recorded; the first step is the warm-up.
 struct TrainSummary {
-  double tokens_per_second = 0;   ///< trained tokens / wall time of the measured steps
+  double tokens_per_second = 0;  ///< trained tokens / wall time of the measured steps
   double step_seconds_median = 0, step_seconds_p10 = 0, step_seconds_p90 = 0;
   double busy_share = 0, exposed_share = 0;  ///< communication, mean over ranks
   double model_flops_per_second = 0;
-  BytesByCategory peak_bytes{};   ///< worst rank
+  BytesByCategory peak_bytes{};  ///< worst rank
   BytesByCategory predicted_bytes{};
 };
 [[nodiscard]] TrainSummary summarise_training(const TrainReport& report, const RunConfig& config, std::int64_t sequence);

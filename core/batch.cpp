@@ -48,9 +48,10 @@ void validate_tokens(const Batch& batch, std::int64_t vocabulary) {
   const auto require = [&](std::int32_t token, std::size_t index, std::string_view what) {
     if (token >= 0 && token < vocabulary) return;
     const auto sequence = static_cast<std::size_t>(batch.sequence);
-    throw InputError(fmt::format("{} {} at row {}, position {} is outside the vocabulary of {}; was the data prepared with "
-                                 "another tokenizer?",
-                                 what, token, index / sequence, index % sequence, vocabulary));
+    throw InputError(
+        fmt::format("{} {} at row {}, position {} is outside the vocabulary of {}; was the data prepared with "
+                    "another tokenizer?",
+                    what, token, index / sequence, index % sequence, vocabulary));
   };
   for (std::size_t i = 0; i < batch.ids.size(); ++i) require(batch.ids[i], i, "token id");
   for (std::size_t i = 0; i < batch.targets.size(); ++i) {

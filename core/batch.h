@@ -51,6 +51,7 @@ struct Interval {
 
 /// Rows of the global batch that data rank `data_rank` computes as micro-batch `micro_batch`: the rows are dealt to the ranks,
 /// then each rank's rows to its micro-batches, both by balanced_part.
-[[nodiscard]] Interval micro_batch_rows(std::int64_t global_rows, int data_ranks, int data_rank, int micro_batches, int micro_batch);
+[[nodiscard]] Interval micro_batch_rows(std::int64_t global_rows, int data_ranks, int data_rank, int micro_batches,
+                                        int micro_batch);
 
 }  // namespace tandem

@@ -28,8 +28,9 @@ struct RunConfig {
   std::int64_t checkpoint_every_steps = 0;  ///< 0: only at the end, where an output folder is given
 };
 
-/// Reads a configuration file: {"model": {...}, "plan": {...}, "optimizer": {...}, "schedule": {...}, "run": {...}}, every key optional.
-/// Throws InputError naming file, key and value: an unknown key (with the nearest known one), a wrong type, a value out of range.
+/// Reads a configuration file: {"model": {...}, "plan": {...}, "optimizer": {...}, "schedule": {...}, "run": {...}}, every key
+/// optional. Throws InputError naming file, key and value: an unknown key (with the nearest known one), a wrong type, a value out
+/// of range.
 [[nodiscard]] RunConfig read_config(const std::filesystem::path& file);
 [[nodiscard]] RunConfig config_from_json(std::string_view text, std::string_view source_name);
 

@@ -48,8 +48,7 @@ namespace detail {
 
 [[noreturn]] void throw_contract_error(std::string_view expr, std::source_location at, std::string_view why);
 
-inline void check(std::same_as<bool> auto holds, std::string_view expr, std::source_location at,
-                  std::string_view why = {}) {
+inline void check(std::same_as<bool> auto holds, std::string_view expr, std::source_location at, std::string_view why = {}) {
   if (!holds) throw_contract_error(expr, at, why);
 }
 
@@ -58,8 +57,7 @@ inline void check(std::same_as<bool> auto holds, std::string_view expr, std::sou
 
 /// TANDEM_CHECK(condition) or TANDEM_CHECK(condition, "text with values"): throws ContractError with file and line.
 /// The text is evaluated only when the condition is false.
-#define TANDEM_CHECK(condition, ...)                                                                             \
-  do {                                                                                                           \
-    if (!(condition))                                                                                            \
-      ::tandem::detail::check(false, #condition, std::source_location::current() __VA_OPT__(, ) __VA_ARGS__);    \
+#define TANDEM_CHECK(condition, ...)                                                                                             \
+  do {                                                                                                                           \
+    if (!(condition)) ::tandem::detail::check(false, #condition, std::source_location::current() __VA_OPT__(, ) __VA_ARGS__);    \
   } while (false)

@@ -29,7 +29,8 @@ void validate(const GptConfig& model) {
   require_positive(model.layers, "layers");
   require_positive(model.hidden, "hidden");
   require_positive(model.heads, "heads");
-  if (model.mlp_hidden < 0) throw InputError(fmt::format("model.mlp_hidden is {}, it must be 0 (4 x hidden) or more", model.mlp_hidden));
+  if (model.mlp_hidden < 0)
+    throw InputError(fmt::format("model.mlp_hidden is {}, it must be 0 (4 x hidden) or more", model.mlp_hidden));
   if (model.hidden % model.heads != 0) {
     throw InputError(fmt::format("model.heads is {}, which does not divide model.hidden {}; choose heads that divide it",
                                  model.heads, model.hidden));
@@ -85,8 +86,7 @@ double initial_value(const GptConfig& model, const ParameterSpec& parameter, Ini
     case ParameterKind::norm_weight: value = scattered ? 1.0 + kScatteredNormStddev * normal() : 1.0; break;
     case ParameterKind::bias:
     case ParameterKind::norm_bias: value = scattered ? kInitStddev * normal() : 0.0; break;
-    default:
-      value = kInitStddev * normal() * (parameter.residual_projection ? 1.0 / std::sqrt(2.0 * model.layers) : 1.0);
+    default: value = kInitStddev * normal() * (parameter.residual_projection ? 1.0 / std::sqrt(2.0 * model.layers) : 1.0);
   }
   return static_cast<double>(static_cast<float>(value));
 }

@@ -42,8 +42,8 @@ struct ParameterSpec {
   std::string name;  ///< "wte.weight", "h.3.attn.c_attn.weight", "ln_f.bias", ...
   Shape shape;
   ParameterKind kind;
-  int layer;                  ///< -1 for embeddings, final norm and head
-  bool residual_projection;   ///< c_proj of attention and MLP: initialised smaller, by 1 / sqrt(2 layers)
+  int layer;                 ///< -1 for embeddings, final norm and head
+  bool residual_projection;  ///< c_proj of attention and MLP: initialised smaller, by 1 / sqrt(2 layers)
   /// Weight decay applies to tensors of two and more dimensions (so to wte and wpe; not to biases and norms).
   [[nodiscard]] bool decays() const noexcept { return shape.size() >= 2; }
   [[nodiscard]] std::int64_t num_elements() const { return tandem::num_elements(shape); }

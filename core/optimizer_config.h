@@ -32,7 +32,8 @@ inline constexpr double kClipEpsilon = 1e-6;
 enum class ScheduleKind : std::uint8_t { constant, cosine };
 [[nodiscard]] std::string_view name(ScheduleKind kind);
 
-/// Learning-rate factor of step s = 0, 1, ...: linear warm-up (s + 1) / warmup_steps while s < warmup_steps; then 1 (constant), or
+/// Learning-rate factor of step s = 0, 1, ...: linear warm-up (s + 1) / warmup_steps while s < warmup_steps; then 1 (constant),
+/// or
 ///   min_ratio + (1 - min_ratio) (1 + cos(pi x)) / 2, x = min(1, (s - warmup_steps) / (decay_steps - warmup_steps)).
 struct ScheduleConfig {
   ScheduleKind kind = ScheduleKind::constant;

@@ -32,7 +32,8 @@ std::vector<Conflict> conflicts(const TrainingPlan& plan, const GptConfig& model
   }
   if (plan.buckets.bucket_bytes < 0) found.push_back({"bucket_bytes", "bucket_bytes is negative; 0 means one bucket"});
   if (plan.schedule != "none") found.push_back({"schedule", fmt::format("schedule '{}' is not implemented yet", plan.schedule)});
-  if (plan.recompute != "none") found.push_back({"recompute", fmt::format("recompute '{}' is not implemented yet", plan.recompute)});
+  if (plan.recompute != "none")
+    found.push_back({"recompute", fmt::format("recompute '{}' is not implemented yet", plan.recompute)});
   if (plan.zero_stage != 0) found.push_back({"zero", fmt::format("zero = {} is not implemented yet", plan.zero_stage)});
   if (plan.threads_per_rank < 1) found.push_back({"threads_per_rank", "threads_per_rank must be at least 1"});
   return found;

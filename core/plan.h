@@ -45,7 +45,7 @@ struct TrainingPlan {
   std::string precision = "fp32";  ///< the name that `numerics` came from
   GlobalBatch batch;
   BucketConfig buckets;
-  std::string schedule = "none";     ///< pipeline schedule
+  std::string schedule = "none";  ///< pipeline schedule
   std::string recompute = "none";
   int zero_stage = 0;
   int threads_per_rank = 1;

@@ -55,7 +55,8 @@ void scatter_into(const ShardSpec& shard, const std::vector<double>& local, std:
     const std::int64_t count = box_elements(box);
     for (std::int64_t i = 0; i < count; ++i, ++position) {
       if (position < kept.begin || position >= kept.end) continue;
-      global[static_cast<std::size_t>(global_index(box, shard.global_shape, i))] = local[static_cast<std::size_t>(position - kept.begin)];
+      global[static_cast<std::size_t>(global_index(box, shard.global_shape, i))] =
+          local[static_cast<std::size_t>(position - kept.begin)];
     }
   }
 }

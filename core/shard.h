@@ -24,7 +24,7 @@ struct ShardSpec {
   std::optional<Interval> flat_range;  ///< elements of the local tensor that this rank really keeps; all when empty
   int replica_index = 0;               ///< replica 0 counts in norms and is what a checkpoint stores
   int replica_count = 1;
-  bool partial_sum = false;            ///< not yet reduced over its replicas
+  bool partial_sum = false;  ///< not yet reduced over its replicas
 
   [[nodiscard]] std::int64_t num_elements() const;  ///< elements that this rank keeps
 };

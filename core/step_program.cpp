@@ -93,7 +93,8 @@ class RankChecker {
   void compute() {
     for (int micro_batch = 0; micro_batch < expectation_.micro_batches; ++micro_batch) {
       std::vector<int> forward = {only(Phase::forward, Part::embedding, -1, micro_batch)};
-      for (int layer = 0; layer < expectation_.layers; ++layer) forward.push_back(only(Phase::forward, Part::block, layer, micro_batch));
+      for (int layer = 0; layer < expectation_.layers; ++layer)
+        forward.push_back(only(Phase::forward, Part::block, layer, micro_batch));
       forward.push_back(only(Phase::forward, Part::head, -1, micro_batch));
       int previous = only(Phase::backward_input, Part::head, -1, micro_batch);
       in_order(forward.back(), previous);
@@ -147,16 +148,16 @@ class RankChecker {
   // A bucket must wait, by its declared dependencies, for a backward_weight of the last micro-batch, and the norm for the bucket.
   void check_reduction_waits_for_weights(int index) {
     const auto waits_for = [&](const Operation& op, auto&& wanted) {
-      return std::any_of(op.after.begin(), op.after.end(), [&](OperationId id) {
-        return id >= 0 && id < static_cast<OperationId>(program_.size()) && wanted(id);
-      });
+      return std::any_of(op.after.begin(), op.after.end(),
+                         [&](OperationId id) { return id >= 0 && id < static_cast<OperationId>(program_.size()) && wanted(id); });
     };
     const Operation& reduction = program_[static_cast<std::size_t>(index)];
     const bool after_weight = waits_for(reduction, [&](OperationId id) {
       const Operation& op = program_[static_cast<std::size_t>(id)];
       return op.kind == OpKind::compute && op.phase == Phase::backward_weight && op.micro_batch == expectation_.micro_batches - 1;
     });
-    if (!after_weight) problem(fmt::format("{} does not wait for a backward_weight of the last micro-batch", to_string(reduction)));
+    if (!after_weight)
+      problem(fmt::format("{} does not wait for a backward_weight of the last micro-batch", to_string(reduction)));
     const bool before_norm = std::any_of(program_.begin(), program_.end(), [&](const Operation& op) {
       return op.kind == OpKind::gradient_norm && waits_for(op, [&](OperationId id) { return id == index; });
     });
@@ -169,7 +170,8 @@ class RankChecker {
     std::int64_t peak = 0;
     for (const Operation& op : program_) {
       if (op.kind == OpKind::allocate) {
-        if (!live.emplace(memory_key(op), op.bytes).second) problem(fmt::format("{} while it is already allocated", to_string(op)));
+        if (!live.emplace(memory_key(op), op.bytes).second)
+          problem(fmt::format("{} while it is already allocated", to_string(op)));
         total += op.bytes;
         peak = std::max(peak, total);
       } else if (op.kind == OpKind::free) {
@@ -214,9 +216,10 @@ void check_collectives(const std::vector<StepProgram>& programs, ProgramFacts& f
       }
       const Operation& mine = *queues[rank][i];
       const Operation& first = *queues[0][i];
-      if (mine.collective != first.collective || mine.bytes != first.bytes || mine.axis != first.axis || mine.bucket != first.bucket) {
-        facts.problems.push_back(fmt::format("communication {}: rank 0 does {} of {} bytes, rank {} does {} of {}", i, to_string(first),
-                                             first.bytes, rank, to_string(mine), mine.bytes));
+      if (mine.collective != first.collective || mine.bytes != first.bytes || mine.axis != first.axis ||
+          mine.bucket != first.bucket) {
+        facts.problems.push_back(fmt::format("communication {}: rank 0 does {} of {} bytes, rank {} does {} of {}", i,
+                                             to_string(first), first.bytes, rank, to_string(mine), mine.bytes));
         return;
       }
     }

@@ -10,8 +10,8 @@
 
 namespace tandem {
 
-/// A training step of one rank is a program, and a program is data: operations with dependencies, bytes and FLOPs. lower() makes it
-/// from a plan, rewrites refine it, the checker proves it, the engine executes it, the simulator replays it.
+/// A training step of one rank is a program, and a program is data: operations with dependencies, bytes and FLOPs. lower() makes
+/// it from a plan, rewrites refine it, the checker proves it, the engine executes it, the simulator replays it.
 enum class OpKind : std::uint8_t { compute, communicate, allocate, free, gradient_norm, optimizer };
 
 /// Backward can be split into the part that the upstream rank waits for (input) and the part that nobody waits for (weight).
@@ -30,20 +30,20 @@ using OperationId = std::int32_t;  ///< index in the program
 
 struct Operation {
   OpKind kind = OpKind::compute;
-  Phase phase = Phase::forward;        // compute
-  Part part = Part::block;             // compute
-  int layer = -1;                      ///< compute, block: global layer index
-  int micro_batch = -1;                ///< -1: of the whole step
-  int chunk = 0;                       ///< virtual pipeline stage
-  Collective collective = Collective::all_reduce;  // communicate
-  GroupAxis axis = GroupAxis::data;    // communicate
-  int peer = -1;                       ///< send, recv, broadcast root
-  Purpose purpose = Purpose::other;    // communicate
-  int bucket = -1;                     ///< communicate: gradient bucket
+  Phase phase = Phase::forward;                           // compute
+  Part part = Part::block;                                // compute
+  int layer = -1;                                         ///< compute, block: global layer index
+  int micro_batch = -1;                                   ///< -1: of the whole step
+  int chunk = 0;                                          ///< virtual pipeline stage
+  Collective collective = Collective::all_reduce;         // communicate
+  GroupAxis axis = GroupAxis::data;                       // communicate
+  int peer = -1;                                          ///< send, recv, broadcast root
+  Purpose purpose = Purpose::other;                       // communicate
+  int bucket = -1;                                        ///< communicate: gradient bucket
   MemoryCategory category = MemoryCategory::activations;  // allocate, free
-  std::int64_t bytes = 0;              ///< communicate: payload; allocate, free: size
-  double flops = 0;                    ///< compute, optimizer
-  std::vector<OperationId> after;      ///< must be complete before this one starts; all smaller than its own index
+  std::int64_t bytes = 0;                                 ///< communicate: payload; allocate, free: size
+  double flops = 0;                                       ///< compute, optimizer
+  std::vector<OperationId> after;  ///< must be complete before this one starts; all smaller than its own index
 };
 
 using StepProgram = std::vector<Operation>;

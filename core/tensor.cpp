@@ -25,9 +25,7 @@ TensorView::TensorView(void* data, DType dtype, const Shape& shape)
   std::copy(shape.begin(), shape.end(), dims_);
 }
 
-std::int64_t TensorView::size_bytes() const {
-  return num_elements() * static_cast<std::int64_t>(tandem::size_bytes(dtype_));
-}
+std::int64_t TensorView::size_bytes() const { return num_elements() * static_cast<std::int64_t>(tandem::size_bytes(dtype_)); }
 
 TensorView TensorView::flat(std::int64_t first, std::int64_t count) const {
   TANDEM_CHECK(first >= 0 && count >= 0 && first + count <= num_elements(),

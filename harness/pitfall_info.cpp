@@ -65,7 +65,7 @@ Json parse_list(std::string_view text, std::string_view source) {
   }
   if (!document.is_object() || document.value("schema_version", 0) != 1 || !document.contains("pitfalls") ||
       !document["pitfalls"].is_array()) {
-    throw InputError(fmt::format("{} must be an object with \"schema_version\": 1 and a list \"pitfalls\"", source));
+    throw InputError(fmt::format(R"({} must be an object with "schema_version": 1 and a list "pitfalls")", source));
   }
   return document["pitfalls"];
 }

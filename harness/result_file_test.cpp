@@ -104,6 +104,19 @@ TEST(ResultFile, WritesNumbersThatAreNotFiniteAsNull) {
   EXPECT_EQ(text_of_reading(to_json(file)), "no error");
 }
 
+TEST(ResultFile, KeepsTheWorstPropertyOfACaseWithoutTensors) {
+  CaseEvidence evidence;
+  evidence.properties = {{"gap", 0.01, Relation::at_most, 0.03, "d", -1, ""}, {"floor", 0.5, Relation::at_least, 0, "d", -1, ""}};
+  ResultFile file = made_up_file({made_up_result("a/b")});
+  file.cases[0].verdict = judge(Criterion::convergence, evidence, {});
+
+  const Json equivalence = Json::parse(to_json(file))["cases"][0]["equivalence"];
+  EXPECT_EQ(equivalence["error"], 0.01);
+  EXPECT_EQ(equivalence["bound"], 0.03);
+  EXPECT_EQ(equivalence["worst_tensor"], "gap");
+  EXPECT_TRUE(to_json(result_file_from_json(to_json(file), "r.json")) == to_json(file));
+}
+
 TEST(ResultFile, SurvivesReasonsThatAreNotUtf8) {
   ResultFile file = made_up_file({made_up_result("a/b", Status::fail)});
   file.cases[0].verdict.reason = "the file says \xff\xfe";

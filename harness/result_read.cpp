@@ -93,8 +93,8 @@ void read_equivalence(const Json& json, Verdict& verdict) {
   verdict.error = number(json["error"]);
   verdict.bound = number(json["bound"]);
   verdict.error_over_bound = number(json["error_over_bound"]);
-  // Infinite, which JSON cannot say: an error under a bound of zero.
-  if (verdict.error > 0 && verdict.bound == 0) verdict.error_over_bound = std::numeric_limits<double>::infinity();
+  // Infinite, which JSON cannot say: an error under a bound of zero, a property that does not hold.
+  if (json["error_over_bound"].is_null() && verdict.error > 0) verdict.error_over_bound = std::numeric_limits<double>::infinity();
   verdict.worst_tensor = text_at(json, "worst_tensor");
   verdict.worst_stage = text_at(json, "worst_stage");
   if (const std::string bad = text_at(json, "first_bad_tensor"); !bad.empty()) verdict.first_bad_tensor = bad;

@@ -74,7 +74,7 @@ Json stages_json(const Verdict& verdict) {
 
 Json equivalence_json(const Verdict& verdict) {
   if (verdict.status == Status::skip) return nullptr;
-  const bool compared = !verdict.tensors.empty();
+  const bool compared = !verdict.worst_tensor.empty();  // a tensor, or the worst property of a case without tensors
   return {{"criterion", name(verdict.criterion)},
           {"error", compared ? number(verdict.error) : Json(nullptr)},
           {"bound", compared ? number(verdict.bound) : Json(nullptr)},

@@ -78,7 +78,8 @@ std::optional<Finding> check_tensors(Verdict& verdict) {
 // How much of its limit a property uses: 1 is the limit itself, more is a failure; infinite for NaN and for a broken equality.
 double share_of_limit(const Property& property) {
   if (!property.holds() && (property.relation == Relation::equal || std::isnan(property.value))) return HUGE_VAL;
-  if (property.relation == Relation::equal || property.value == property.limit) return property.relation == Relation::equal ? 0.0 : 1.0;
+  if (property.relation == Relation::equal || property.value == property.limit)
+    return property.relation == Relation::equal ? 0.0 : 1.0;
   const double share = property.relation == Relation::at_most ? property.value / property.limit : property.limit / property.value;
   return std::isfinite(share) ? share : HUGE_VAL;
 }

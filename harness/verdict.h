@@ -33,8 +33,8 @@ struct TensorVerdict {
 struct Verdict {
   Status status = Status::invalid;
   Criterion criterion = Criterion::rounding;
-  std::string reason;           ///< one line; empty on pass
-  std::string check;            ///< which check decided: "gradients", "replica_hashes", "liveness", "property NAME", "audit", ...
+  std::string reason;  ///< one line; empty on pass
+  std::string check;   ///< which check decided: "gradients", "replica_hashes", "liveness", "property NAME", "audit", ...
   /// Of the tensor with the largest error over bound; in a case without tensors, value and limit of its worst property.
   double error = 0, bound = 0;
   double error_over_bound = 0;  ///< infinite when anything differs under a bound of zero

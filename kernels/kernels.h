@@ -79,8 +79,8 @@ class Kernels {
   /// x, y [tokens, hidden]; weight, bias [hidden]; mean, rstd [tokens], kept for backward.
   virtual void layer_norm_forward(TensorView x, TensorView weight, TensorView bias, double epsilon, TensorView y, TensorView mean,
                                   TensorView rstd) = 0;
-  /// dx[t] (+)= rstd (g - mean(g) - xhat mean(g xhat)), g = dy * weight, xhat = (x - mean) rstd. With `dresidual` (may be the same
-  /// memory as dx) dx = dresidual + that; with an empty view dx = that.
+  /// dx[t] (+)= rstd (g - mean(g) - xhat mean(g xhat)), g = dy * weight, xhat = (x - mean) rstd. With `dresidual` (may be the
+  /// same memory as dx) dx = dresidual + that; with an empty view dx = that.
   virtual void layer_norm_backward_input(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
                                          TensorView dresidual, TensorView dx) = 0;
   /// Accumulates: dweight += sum over tokens of dy * xhat, dbias += sum of dy.
@@ -138,7 +138,8 @@ class Kernels {
   /// One AdamW update in place (equation at OptimizerConfig), one pass over memory.
   virtual void adamw(const AdamWStep& step, TensorView gradient, TensorView parameter, TensorView m, TensorView v) = 0;
   /// p <- p (1 - lr wd) - lr * gradient_scale * g.
-  virtual void sgd(double learning_rate, double weight_decay, double gradient_scale, TensorView gradient, TensorView parameter) = 0;
+  virtual void sgd(double learning_rate, double weight_decay, double gradient_scale, TensorView gradient,
+                   TensorView parameter) = 0;
   /// Sum of squares in double, in blocks of a fixed size: the same bits for any number of threads.
   [[nodiscard]] virtual double squared_norm(TensorView x) = 0;
 

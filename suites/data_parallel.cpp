@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data parallelism: every rank holds the whole model and computes its rows; gradients are summed. docs/techniques/data_parallel.md
+// Data parallelism: every rank holds the whole model and computes its rows; gradients are summed.
+// docs/techniques/data_parallel.md
 #include <array>
 #include <cmath>
 #include <filesystem>
@@ -55,16 +56,18 @@ PairInputs inputs_of(const Variant& variant, const RunContext& context) {
   inputs.plan.buckets.bucket_bytes = variant.bucket_bytes;
   inputs.plan.threads_per_rank = context.threads_per_rank;
   inputs.optimizer.learning_rate = 3e-3;
-  // Adam divides a gradient by its own size. With the usual 1e-8, an element whose true gradient is below the rounding error d of the
-  // sum gets a full-size update in a random direction, and two right runs part. Here an error d moves an update by at most
-  // d / epsilon: with d = 4 2^-24 sqrt(K) rms(g) = 4e-9 that is 4e-5 of the learning rate, far below the bound.
+  // Adam divides a gradient by its own size. With the usual 1e-8, an element whose true gradient is below the rounding error d of
+  // the sum gets a full-size update in a random direction, and two right runs part. Here an error d moves an update by at most d
+  // / epsilon: with d = 4 2^-24 sqrt(K) rms(g) = 4e-9 that is 4e-5 of the learning rate, far below the bound.
   inputs.optimizer.epsilon = 1e-4;
   inputs.schedule = {ScheduleKind::cosine, 2, 6, 0.1};
   inputs.steps = context.repetitions + 1;
   inputs.seed = context.seed;
   inputs.optimizer_frozen = context.pitfalls.on(Pitfall::both_sides_frozen);
-  inputs.data = std::make_shared<SyntheticCorpus>(SyntheticOptions{
-      .vocabulary = inputs.model.vocabulary, .sequence = inputs.model.sequence, .seed = context.seed, .row_shape = variant.row_shape});
+  inputs.data = std::make_shared<SyntheticCorpus>(SyntheticOptions{.vocabulary = inputs.model.vocabulary,
+                                                                   .sequence = inputs.model.sequence,
+                                                                   .seed = context.seed,
+                                                                   .row_shape = variant.row_shape});
   // Equal rows on all ranks hide a missing reduction: averaging equal gradients changes nothing.
   if (context.pitfalls.on(Pitfall::same_batch_on_every_rank)) {
     inputs.data = std::make_shared<RepeatedRows>(inputs.data, variant.ranks);
@@ -94,7 +97,8 @@ std::vector<Property> benefits(const PairInputs& inputs, const Measured& measure
   const double share = static_cast<double>(rows) / static_cast<double>(all_rows);
   // Every tensor is rounded up to 64 bytes and the gradient stream counts as workspace: 5 % on the closed form.
   properties.push_back({"activation_bytes_per_rank", static_cast<double>(measured.peak_bytes[activations]), Relation::at_most,
-                        1.05 * share * static_cast<double>(one_rank), "1.05 * rows of the rank / rows of one rank * its activations", -1, ""});
+                        1.05 * share * static_cast<double>(one_rank),
+                        "1.05 * rows of the rank / rows of one rank * its activations", -1, ""});
   return properties;
 }
 
@@ -185,13 +189,14 @@ Case bitwise_case(const std::string& name, const std::string& summary, const Var
   return result;
 }
 
-// A part of the range of fp16: near 65504 a sum of two overflows; near the smallest normal 2^-14 a division by 64 costs six bits; of
-// subnormal numbers near 2^-18 it leaves nothing or one unit in the last place.
+// A part of the range of fp16: near 65504 a sum of two overflows; near the smallest normal 2^-14 a division by 64 costs six bits;
+// of subnormal numbers near 2^-18 it leaves nothing or one unit in the last place.
 struct HalfRange {
   const char* name;
   float scale;
 };
-constexpr std::array<HalfRange, 3> kHalfRanges = {{{"near_largest", 60000.0F}, {"near_smallest_normal", 0x1p-14F}, {"subnormal", 0x1p-18F}}};
+constexpr std::array<HalfRange, 3> kHalfRanges = {
+    {{"near_largest", 60000.0F}, {"near_smallest_normal", 0x1p-14F}, {"subnormal", 0x1p-18F}}};
 
 // Different on each rank.
 std::vector<float> extreme_gradients(float scale, int rank, std::size_t count, std::uint64_t seed) {
@@ -273,7 +278,8 @@ void add_data_parallel_cases(CaseList& cases) {
                                      {.ranks = ranks, .micro_batches = micro_batches, .tied = !tied}, false));
     }
   }
-  cases.push_back(reference_case("ranks3/accum2/packed/fp32", {.ranks = 3, .micro_batches = 2, .row_shape = RowShape::packed}, true));
+  cases.push_back(
+      reference_case("ranks3/accum2/packed/fp32", {.ranks = 3, .micro_batches = 2, .row_shape = RowShape::packed}, true));
   cases.push_back(reference_case("ranks7/rows5/fp32", {.ranks = 7, .rows = 5}, true));
   cases.push_back(reference_case("ranks4/accum3/buckets/fp32", {.ranks = 4, .micro_batches = 3, .bucket_bytes = 8192}, true));
   for (const int ranks : {1, 2, 4}) cases.push_back(text_case(ranks));

@@ -18,6 +18,7 @@ struct StageTensor {
 
 /// A stage of evidence from whole tensors by global name. The fused query-key-value bias becomes three tensors, since the true
 /// gradient of its key third is zero (softmax ignores a shift of all scores of a query): "h.0.attn.c_attn.bias[key]".
-[[nodiscard]] StageEvidence make_stage(const PairInputs& inputs, std::string_view stage, int step, std::vector<StageTensor> tensors);
+[[nodiscard]] StageEvidence make_stage(const PairInputs& inputs, std::string_view stage, int step,
+                                       std::vector<StageTensor> tensors);
 
 }  // namespace tandem

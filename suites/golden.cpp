@@ -60,7 +60,8 @@ class Comparison {
       const double limit = double_ ? std::max(kDoubleTensorLimit, stored) : kFloatFactor * expected.float32_deviation;
       const std::vector<double>& values = actual.at(spec.name);
       const std::span<const double> span(values);
-      properties_.push_back({expected.file, golden_deviation<double>(tensor, spec.name, span), Relation::at_most, limit, derivation(), step, spec.name});
+      properties_.push_back({expected.file, golden_deviation<double>(tensor, spec.name, span), Relation::at_most, limit,
+                             derivation(), step, spec.name});
       const double summary = golden_summary_deviation<double>(tensor, spec.name, span);
       properties_.push_back({expected.file + " summary", summary, Relation::at_most, limit, derivation(), step, spec.name});
     }
@@ -91,7 +92,8 @@ GoldenRun reference_run(const GoldenSet& set) {
   run.steps = set.steps;
   run.batch = [&](std::int64_t step) { return set.batches[static_cast<std::size_t>(step)]; };
   reference::NamedTensors<Real> initial;
-  for (const auto& [name, values] : set.initial_parameters) initial.emplace(name, std::vector<Real>(values.begin(), values.end()));
+  for (const auto& [name, values] : set.initial_parameters)
+    initial.emplace(name, std::vector<Real>(values.begin(), values.end()));
   const auto record = reference::train<Real>(run, initial);
   return {record.losses,
           record.gradient_norms,
@@ -105,7 +107,8 @@ GoldenRun reference_run(const GoldenSet& set) {
 
 Tensors tensors_of(const ParameterStore& store, TensorView (ParameterStore::*view)(std::size_t) const) {
   Tensors result;
-  for (std::size_t i = 0; i < store.specs().size(); ++i) result.emplace(store.specs()[i].name, ParameterStore::values_of((store.*view)(i)));
+  for (std::size_t i = 0; i < store.specs().size(); ++i)
+    result.emplace(store.specs()[i].name, ParameterStore::values_of((store.*view)(i)));
   return result;
 }
 
@@ -121,7 +124,8 @@ void engine_rank(const GoldenSet& set, const TrainingPlan& plan, const PitfallSe
   const bool leads = comm.rank() == 0;
   for (std::int64_t step = 0; step < set.steps; ++step) {
     if (leads && step == 0) {
-      engine.set_gradient_observer([&](const Engine& e) { run.gradients_step0 = tensors_of(e.store(), &ParameterStore::gradient); });
+      engine.set_gradient_observer(
+          [&](const Engine& e) { run.gradients_step0 = tensors_of(e.store(), &ParameterStore::gradient); });
     }
     const StepResult result = engine.train_step(set.batches[static_cast<std::size_t>(step)], step);
     engine.set_gradient_observer({});
@@ -166,7 +170,8 @@ GoldenOutcome run_golden_engine(const GoldenSet& set, TrainingPlan plan, const P
   require_legal(plan, set.model);
   GoldenRun run;
   run_threads_world({.ranks = plan.parallel.data}, [&](Communicator& comm) { engine_rank(set, plan, pitfalls, comm, run); });
-  return {fmt::format("engine {} data {}", plan.precision, plan.parallel.data), Comparison(set, is_double(plan.precision)).run(run)};
+  return {fmt::format("engine {} data {}", plan.precision, plan.parallel.data),
+          Comparison(set, is_double(plan.precision)).run(run)};
 }
 
 }  // namespace tandem

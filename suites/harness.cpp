@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The judge's own measurements against answers known without them: FLOPs counted one by one, traces made by hand. docs/measuring.md
+// The judge's own measurements against answers known without them: FLOPs counted one by one, traces made by hand.
+// docs/measuring.md
 #include <memory>
 
 #include <fmt/format.h>
@@ -83,8 +84,8 @@ std::vector<Property> real_run(const RunContext& context) {
     const TimeSplit split = split_time(measured.spans_by_rank[rank], measured.warm_up_steps, context.pitfalls);
     const std::int64_t parts =
         split.compute_ns + split.communication_exposed_ns + split.data_ns + split.checkpoint_ns + split.idle_ns;
-    all.push_back({fmt::format("parts_minus_wall_ns of rank {}", rank), static_cast<double>(parts - split.wall_ns), Relation::equal, 0.0,
-                   "compute + exposed + data + checkpoint + idle = wall, in whole nanoseconds", -1, ""});
+    all.push_back({fmt::format("parts_minus_wall_ns of rank {}", rank), static_cast<double>(parts - split.wall_ns),
+                   Relation::equal, 0.0, "compute + exposed + data + checkpoint + idle = wall, in whole nanoseconds", -1, ""});
   }
   return all;
 }

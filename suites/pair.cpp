@@ -100,7 +100,8 @@ class RankRun {
 
   void own_steps() {
     Arena arena({.poison = true});
-    Engine engine(context(arena), {inputs_.model, inputs_.plan, own_optimizer(inputs_), inputs_.schedule, inputs_.steps, inputs_.seed});
+    Engine engine(context(arena),
+                  {inputs_.model, inputs_.plan, own_optimizer(inputs_), inputs_.schedule, inputs_.steps, inputs_.seed});
     engine.store().initialise(inputs_.model, Initialization::scattered, inputs_.seed);
     std::vector<double> norms;
     comm_.barrier();
@@ -242,7 +243,8 @@ BytesByCategory predicted_peak(const GptConfig& model, const TrainingPlan& plan,
   const std::int64_t tokens = rows * sequence;
   // Per layer and token: 8 hidden-sized values beside the two MLP-wide ones, 4 norm statistics, one logsumexp per head; once the
   // embedding's output, and the final norm's with its two statistics.
-  const std::int64_t per_token = model.layers * (8 * model.hidden + 2 * model.mlp_width() + 4 + model.heads) + 2 * model.hidden + 2;
+  const std::int64_t per_token =
+      model.layers * (8 * model.hidden + 2 * model.mlp_width() + 4 + model.heads) + 2 * model.hidden + 2;
   BytesByCategory bytes{};
   bytes[static_cast<std::size_t>(MemoryCategory::parameters)] = state;
   bytes[static_cast<std::size_t>(MemoryCategory::gradients)] = state;

@@ -21,11 +21,11 @@ struct PairInputs {
   TrainingPlan plan;
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
-  std::int64_t steps = 4;                   ///< K steps of `optimizer`
+  std::int64_t steps = 4;  ///< K steps of `optimizer`
   std::shared_ptr<const BatchSource> data;
-  std::uint64_t seed = 1;                   ///< of parameters and dropout masks
-  double sgd_learning_rate = 0.5;           ///< of the one SGD step
-  bool optimizer_frozen = false;            ///< planted: neither side learns
+  std::uint64_t seed = 1;          ///< of parameters and dropout masks
+  double sgd_learning_rate = 0.5;  ///< of the one SGD step
+  bool optimizer_frozen = false;   ///< planted: neither side learns
 };
 
 /// The reference's record, as the stages that harness/evidence.h lists. `ranks` and `micro_batches`: simulated in lockstep.
@@ -40,11 +40,12 @@ struct EngineRun {
   std::vector<BytesByCategory> peak_bytes;  ///< [ranks]
 };
 
-/// Runs the engine on plan.parallel.data ranks twice: one SGD step, whose gradients are caught before the optimizer, then K steps of
-/// the own optimizer, the first of which is the warm-up of the measurement. Fresh memory is poisoned.
+/// Runs the engine on plan.parallel.data ranks twice: one SGD step, whose gradients are caught before the optimizer, then K steps
+/// of the own optimizer, the first of which is the warm-up of the measurement. Fresh memory is poisoned.
 [[nodiscard]] EngineRun engine_run(const PairInputs& inputs, const RunContext& context, const std::string& side_suffix = "");
 
-/// truth: one rank of the double reference; yardstick: the lockstep reference in the plan's precision and layout; candidate: engine.
+/// truth: one rank of the double reference; yardstick: the lockstep reference in the plan's precision and layout; candidate:
+/// engine.
 [[nodiscard]] CaseEvidence compare_with_reference(const PairInputs& inputs, const RunContext& context);
 
 /// Prediction of the memory peak of one rank (docs/measuring.md): parameters, gradients, moments, kept activations of the largest

@@ -8,8 +8,8 @@
 namespace tandem {
 
 struct SuiteOptions {
-  std::filesystem::path results_folder;        ///< results/ of the project: its golden sets
-  std::filesystem::path more_golden_folder;    ///< further golden sets; cases that need them are skipped where they are not there
+  std::filesystem::path results_folder;      ///< results/ of the project: its golden sets
+  std::filesystem::path more_golden_folder;  ///< further golden sets; cases that need them are skipped where they are not there
 };
 
 /// Every case of every suite, in the order in which they run. The only list of suites.

@@ -82,15 +82,17 @@ RunConfig floor_config(const RunContext& context, std::uint64_t seed) {
 }
 
 Case entropy_floor_case(int seeds, bool quick) {
-  Case result = training_case(fmt::format("entropy_floor/seeds{}", seeds),
-                              "a small GPT reaches the known entropy rate of a Markov source within 3 %", Criterion::convergence, quick);
+  Case result =
+      training_case(fmt::format("entropy_floor/seeds{}", seeds),
+                    "a small GPT reaches the known entropy rate of a Markov source within 3 %", Criterion::convergence, quick);
   result.model = floor_config({}, 1).model;
   result.plan = floor_config({}, 1).plan;
   result.execute = [seeds](const RunContext& context) {
     CaseEvidence evidence;
     for (int i = 0; i < seeds; ++i) {
       const RunConfig config = floor_config(context, context.seed + static_cast<std::uint64_t>(i));
-      const SyntheticCorpus corpus({.vocabulary = config.model.vocabulary, .sequence = config.model.sequence, .seed = config.seed});
+      const SyntheticCorpus corpus(
+          {.vocabulary = config.model.vocabulary, .sequence = config.model.sequence, .seed = config.seed});
       TrainOptions options;
       options.config = config;
       options.data = &corpus;
@@ -100,10 +102,12 @@ Case entropy_floor_case(int seeds, bool quick) {
       const double floor = corpus.entropy_rate_nats();
       const std::string name = fmt::format("validation_loss_over_floor seed {}", config.seed);
       evidence.properties.push_back({name, loss / floor, Relation::at_most, 1.03,
-                                     fmt::format("entropy rate {:.4f} nats, no model can do better; 3 % above it", floor), -1, ""});
+                                     fmt::format("entropy rate {:.4f} nats, no model can do better; 3 % above it", floor), -1,
+                                     ""});
       // Below the floor by more than the sampling error of the validation rows, something has seen its own targets.
       evidence.properties.push_back({name + " (lower end)", loss / floor, Relation::at_least, 0.97,
-                                     "the floor less the sampling error of 16384 targets (four standard errors are below 3 %)", -1, ""});
+                                     "the floor less the sampling error of 16384 targets (four standard errors are below 3 %)",
+                                     -1, ""});
     }
     return evidence;
   };
@@ -171,7 +175,8 @@ std::string sample_from(const fs::path& checkpoint_folder, const std::string& pr
     Engine engine(context, {info.config.model, plan, info.config.optimizer, {}, 1, 1});
     load_checkpoint(step_folder, info, engine);
     const std::vector<std::int32_t> ids = encode_bytes(prompt);
-    text = decode_bytes(generate(context, info.config.model, engine.store(), ids, {.tokens = tokens, .temperature = 0.5, .seed = 1}));
+    text = decode_bytes(
+        generate(context, info.config.model, engine.store(), ids, {.tokens = tokens, .temperature = 0.5, .seed = 1}));
   });
   return text;
 }
@@ -243,13 +248,15 @@ Evidence stretch(const RunConfig& config, const BatchSource& data, const RunCont
     std::vector<double> losses;
     for (std::int64_t step = load.empty() ? 0 : first; step < last; ++step) {
       if (step >= first) {
-        evidence.stages.push_back({fmt::format("state before step {}", step), static_cast<int>(step), {{"state", state_of(engine), 1.0, false}}});
+        evidence.stages.push_back(
+            {fmt::format("state before step {}", step), static_cast<int>(step), {{"state", state_of(engine), 1.0, false}}});
       }
       const StepResult result = engine.train_step(data.training_batch(step, config.plan.batch.rows), step);
       if (step >= first) losses.push_back(result.loss);
       if (step + 1 == save_after) (void)save_checkpoint(save, engine, {config, save_after, engine.updates(), "synthetic"});
     }
-    evidence.stages.push_back({"state after the last step", static_cast<int>(last) - 1, {{"state", state_of(engine), 1.0, false}}});
+    evidence.stages.push_back(
+        {"state after the last step", static_cast<int>(last) - 1, {{"state", state_of(engine), 1.0, false}}});
     evidence.stages.push_back({std::string(kLosses), static_cast<int>(last) - 1, {{"loss", losses, 1.0, false}}});
     evidence.losses = losses;
   });
@@ -258,7 +265,8 @@ Evidence stretch(const RunConfig& config, const BatchSource& data, const RunCont
 }
 
 Case resume_case() {
-  Case result = training_case("resume/fp32", "every field of state and four further steps after a resume, bit for bit", Criterion::bitwise, true);
+  Case result = training_case("resume/fp32", "every field of state and four further steps after a resume, bit for bit",
+                              Criterion::bitwise, true);
   result.execute = [](const RunContext& context) {
     RunConfig config = floor_config(context, context.seed);
     config.model.residual_dropout = config.model.attention_dropout = config.model.embedding_dropout = 0.1;
@@ -278,8 +286,9 @@ Case resume_case() {
 // ---- generation
 
 Case generation_case() {
-  Case result = training_case("generation/fp64", "a key-value cache generates the tokens of whole forward passes, past the context too",
-                              Criterion::convergence, true);
+  Case result =
+      training_case("generation/fp64", "a key-value cache generates the tokens of whole forward passes, past the context too",
+                    Criterion::convergence, true);
   result.execute = [](const RunContext& context) {
     GptConfig model = floor_config(context, 1).model;
     model.sequence = 12;
@@ -291,18 +300,20 @@ Case generation_case() {
     const auto parameters = reference::initial_parameters<double>(model, Initialization::scattered, context.seed);
     CaseEvidence evidence;
     for (const double temperature : {0.0, 1.0}) {
-      const auto expected = reference::generate<double>(model, parameters, prompt, {.tokens = 20, .temperature = temperature, .seed = context.seed});
+      const auto expected = reference::generate<double>(model, parameters, prompt,
+                                                        {.tokens = 20, .temperature = temperature, .seed = context.seed});
       run_threads_world({.ranks = 1}, [&](Communicator& comm) {
         Arena arena({.poison = true});
         const auto kernels = make_cpu_kernels({.pitfalls = context.pitfalls});
         const RankContext rank{&comm, kernels.get(), &arena, nullptr, context.pitfalls};
         Engine engine(rank, {model, plan, {}, {}, 1, 1});
         engine.store().initialise(model, Initialization::scattered, context.seed);
-        const auto actual = generate(rank, model, engine.store(), prompt, {.tokens = 20, .temperature = temperature, .seed = context.seed});
+        const auto actual =
+            generate(rank, model, engine.store(), prompt, {.tokens = 20, .temperature = temperature, .seed = context.seed});
         double different = 0;
         for (std::size_t i = 0; i < expected.size(); ++i) different += actual[i] != expected[i] ? 1 : 0;
-        evidence.properties.push_back({fmt::format("different_tokens temperature {}", temperature), different, Relation::equal, 0.0,
-                                       "the reference makes a whole forward pass for every token", -1, ""});
+        evidence.properties.push_back({fmt::format("different_tokens temperature {}", temperature), different, Relation::equal,
+                                       0.0, "the reference makes a whole forward pass for every token", -1, ""});
       });
     }
     return evidence;

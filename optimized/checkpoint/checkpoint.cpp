@@ -64,11 +64,15 @@ fs::path save_checkpoint(const fs::path& folder, const Engine& engine, const Che
   fs::create_directories(folder, error);
   if (error) throw IoError(fmt::format("{}: cannot make this folder: {}", folder.string(), error.message()));
   fs::remove_all(unfinished, error);
-  if (!fs::create_directory(unfinished, error)) throw IoError(fmt::format("{}: cannot make this folder: {}", unfinished.string(), error.message()));
+  if (!fs::create_directory(unfinished, error))
+    throw IoError(fmt::format("{}: cannot make this folder: {}", unfinished.string(), error.message()));
   try {
     write_tensors(unfinished, engine);
-    const nlohmann::json state = {{"format", kFormat},        {"next_step", info.next_step}, {"updates", info.updates},
-                                  {"data", info.data},        {"config", nlohmann::json::parse(to_json(info.config))}};
+    const nlohmann::json state = {{"format", kFormat},
+                                  {"next_step", info.next_step},
+                                  {"updates", info.updates},
+                                  {"data", info.data},
+                                  {"config", nlohmann::json::parse(to_json(info.config))}};
     write_file_atomically(unfinished / "state.json", state.dump(2) + "\n");
     fs::remove_all(complete, error);
     fs::rename(unfinished, complete);
@@ -86,8 +90,8 @@ fs::path find_checkpoint(const fs::path& folder) {
   std::error_code error;
   if (fs::exists(folder / "state.json", error)) return folder;
   if (!fs::exists(folder / "latest", error)) {
-    throw InputError(fmt::format("{}: no checkpoint here (neither 'latest' nor 'state.json'); name the --out folder of a training run",
-                                 folder.string()));
+    throw InputError(fmt::format(
+        "{}: no checkpoint here (neither 'latest' nor 'state.json'); name the --out folder of a training run", folder.string()));
   }
   std::string name = read_text_file(folder / "latest");
   while (!name.empty() && (name.back() == '\n' || name.back() == '\r')) name.pop_back();

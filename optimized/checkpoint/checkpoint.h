@@ -16,12 +16,12 @@ struct CheckpointInfo {
   RunConfig config;
   std::int64_t next_step = 0;  ///< the first step that is not yet in the parameters
   std::int64_t updates = 0;
-  std::string data;            ///< where the batches came from, as the command line named it
+  std::string data;  ///< where the batches came from, as the command line named it
 };
 
 /// A plain synchronous checkpoint of one layout: FOLDER/step-00000120/{model,optimizer}.safetensors and state.json. It is written
-/// beside its name and renamed when complete; then FOLDER/latest names it. Throws IoError (disk full, permission): the folder keeps
-/// what it had.
+/// beside its name and renamed when complete; then FOLDER/latest names it. Throws IoError (disk full, permission): the folder
+/// keeps what it had.
 ///
 /// Every rank holds everything, so one rank writes. Returns the folder of the step.
 std::filesystem::path save_checkpoint(const std::filesystem::path& folder, const Engine& engine, const CheckpointInfo& info);

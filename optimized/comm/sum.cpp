@@ -19,14 +19,14 @@ constexpr std::int64_t kTileBytes = 8192;
 // How elements of a dtype are stored and in what they are added. Stored elements may lie at any address.
 template <class T>
 struct Plain {
-  typedef T Stored __attribute__((aligned(1), may_alias));
+  using Stored [[gnu::aligned(1), gnu::may_alias]] = T;
   using Sum = T;
   [[gnu::always_inline]] static Sum widen(T value) { return value; }
   [[gnu::always_inline]] static T narrow(Sum value) { return value; }
 };
 
 struct Brain {  // bf16 is the upper half of fp32
-  typedef std::uint16_t Stored __attribute__((aligned(1), may_alias));
+  using Stored [[gnu::aligned(1), gnu::may_alias]] = std::uint16_t;
   using Sum = float;
   [[gnu::always_inline]] static Sum widen(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
   [[gnu::always_inline]] static std::uint16_t narrow(Sum value) {
@@ -38,7 +38,7 @@ struct Brain {  // bf16 is the upper half of fp32
 };
 
 struct Half {
-  typedef std::uint16_t Stored __attribute__((aligned(1), may_alias));
+  using Stored [[gnu::aligned(1), gnu::may_alias]] = std::uint16_t;
   using Sum = float;
   static Sum widen(std::uint16_t bits) { return from_f16_bits(bits); }
   static std::uint16_t narrow(Sum value) { return to_f16_bits(value); }
@@ -90,7 +90,7 @@ template <class Format>
 // into the caches; for few sources, because each has an address register and a stream of prefetches of its own.
 template <class T, std::int64_t kVectorBytes, std::size_t kSources, bool kToAll>
 [[gnu::always_inline]] inline void sum_few(Sources sources, Destinations destinations, std::int64_t count) {
-  typedef T Vector __attribute__((vector_size(kVectorBytes), aligned(1), may_alias));
+  using Vector [[gnu::vector_size(kVectorBytes), gnu::aligned(1), gnu::may_alias]] = T;
   constexpr std::size_t kDestinations = kToAll ? kSources : 1;
   constexpr auto kWidth = static_cast<std::int64_t>(sizeof(T));
   const std::byte* from[kSources];

@@ -17,7 +17,7 @@ struct GradientBucket {
 
 /// Parameters in backward order (last defined first), a new bucket whenever the next tensor would exceed `bucket_bytes`; a larger
 /// tensor is a bucket of its own. 0: one bucket. Bucket 0 is ready first.
-[[nodiscard]] std::vector<GradientBucket> gradient_buckets(const std::vector<ParameterSpec>& parameters, std::int64_t bucket_bytes,
-                                                           std::int64_t element_bytes);
+[[nodiscard]] std::vector<GradientBucket> gradient_buckets(const std::vector<ParameterSpec>& parameters,
+                                                           std::int64_t bucket_bytes, std::int64_t element_bytes);
 
 }  // namespace tandem

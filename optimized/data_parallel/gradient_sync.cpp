@@ -18,7 +18,9 @@ void from_half(std::span<const std::uint16_t> wire, std::span<float> values, flo
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = from_f16_bits(wire[i]) * factor;
 }
 
-TensorView half_view(std::span<std::uint16_t> bits) { return {bits.data(), DType::f16, {static_cast<std::int64_t>(bits.size())}}; }
+TensorView half_view(std::span<std::uint16_t> bits) {
+  return {bits.data(), DType::f16, {static_cast<std::int64_t>(bits.size())}};
+}
 
 // What a sum formed in half precision gives: infinity where it passes 65504, or zero where a value was divided below 2^-24.
 void planted_half_sum(const RankContext& context, std::span<float> values, const CommOptions& options) {

@@ -10,9 +10,9 @@ namespace tandem {
 
 /// values <- mean over the ranks of values, exchanged as fp16 in both directions and summed in fp32 in rank order:
 ///   wire_r = fp16(values_r);  values = fp32(fp16(sum_r fp32(wire_r) / ranks))
-/// Each rank sums one part (all_to_all), and the means go back (all_gather): 2 b (n - 1) / n bytes a rank, b = 2 per element. The sum
-/// never is a half-precision number, so it cannot overflow where no rank's value did, and nothing is divided before it is summed.
-/// values: fp32, the same size on all ranks.
+/// Each rank sums one part (all_to_all), and the means go back (all_gather): 2 b (n - 1) / n bytes a rank, b = 2 per element. The
+/// sum never is a half-precision number, so it cannot overflow where no rank's value did, and nothing is divided before it is
+/// summed. values: fp32, the same size on all ranks.
 void all_reduce_mean_f16(const RankContext& context, TensorView values, const CommOptions& options);
 
 /// Sums the gradients of all data ranks, bucket by bucket. Each rank's gradient is already divided by the valid tokens of the

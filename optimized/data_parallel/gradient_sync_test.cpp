@@ -41,7 +41,8 @@ TEST_P(HalfMean, IsThatOfTheReferenceToTheLastBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(RanksAndSizes, HalfMean, testing::Combine(testing::Values(1, 2, 3, 4, 7), testing::Values(1U, 5U, 1021U)));
+INSTANTIATE_TEST_SUITE_P(RanksAndSizes, HalfMean,
+                         testing::Combine(testing::Values(1, 2, 3, 4, 7), testing::Values(1U, 5U, 1021U)));
 
 TEST(GradientSync, SendsHalfTheBytesWhereTheWireIsHalfPrecision) {
   constexpr std::int64_t kElements = 1200;

@@ -25,13 +25,13 @@ EngineOptions checked(EngineOptions options, int data_ranks) {
 struct Engine::StepState {
   const Batch& batch;
   std::int64_t step;
-  Batch rows;                   // of this rank
-  std::int64_t first_row = 0;   // of this rank in the global batch
+  Batch rows;                  // of this rank
+  std::int64_t first_row = 0;  // of this rank in the global batch
   int micro_batch = -1;
-  double valid_tokens = 0;      // this rank's, then of the whole global batch
+  double valid_tokens = 0;  // this rank's, then of the whole global batch
   double rank_tokens = 0;
   bool tokens_known = false;
-  bool reduced_early = false;   // pitfall
+  bool reduced_early = false;  // pitfall
   double loss_sum = 0;
   StepResult result{};
 };

@@ -21,13 +21,13 @@ struct EngineOptions {
   TrainingPlan plan;
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
-  std::int64_t total_steps = 1;    ///< of the run, for the schedule
+  std::int64_t total_steps = 1;  ///< of the run, for the schedule
   std::uint64_t dropout_seed = 1;
 };
 
 struct StepResult {
-  double loss = 0;                ///< mean over the valid tokens of the global batch, before the update; the same on all ranks
-  double gradient_norm = 0;       ///< before clipping
+  double loss = 0;           ///< mean over the valid tokens of the global batch, before the update; the same on all ranks
+  double gradient_norm = 0;  ///< before clipping
   double clip_coefficient = 1;
   double learning_rate = 0;
   std::int64_t valid_tokens = 0;  ///< of the global batch
@@ -44,8 +44,8 @@ class Engine {
   [[nodiscard]] const EngineOptions& options() const noexcept { return options_; }
   [[nodiscard]] const RankContext& context() const noexcept { return context_; }
 
-  /// One step on the global batch, of which this rank computes its rows (micro_batch_rows). `step` counts from 0 and is the key of
-  /// schedule and dropout. Throws InputError for tokens outside the vocabulary.
+  /// One step on the global batch, of which this rank computes its rows (micro_batch_rows). `step` counts from 0 and is the key
+  /// of schedule and dropout. Throws InputError for tokens outside the vocabulary.
   StepResult train_step(const Batch& global_batch, std::int64_t step);
 
   /// Mean loss over the valid tokens of `global_batch`, forward only, without dropout; rows are dealt to the ranks.

@@ -49,7 +49,8 @@ struct EngineRecord {
   std::vector<double> losses;
 };
 
-EngineRecord run_engine(const GptConfig& model, const TrainingPlan& plan, const OptimizerConfig& optimizer, const BatchSource& data, int steps) {
+EngineRecord run_engine(const GptConfig& model, const TrainingPlan& plan, const OptimizerConfig& optimizer,
+                        const BatchSource& data, int steps) {
   EngineRecord run;
   run_threads_world({.ranks = plan.parallel.data}, [&](Communicator& comm) {
     Arena arena({.poison = true});
@@ -63,7 +64,8 @@ EngineRecord run_engine(const GptConfig& model, const TrainingPlan& plan, const 
       }
     };
     for (int step = 0; step < steps; ++step) {
-      if (leads && step == 0) engine.set_gradient_observer([&](const Engine&) { collect(run.gradients, &ParameterStore::gradient); });
+      if (leads && step == 0)
+        engine.set_gradient_observer([&](const Engine&) { collect(run.gradients, &ParameterStore::gradient); });
       const StepResult result = engine.train_step(data.training_batch(step, plan.batch.rows), step);
       engine.set_gradient_observer({});
       if (leads) run.losses.push_back(result.loss);
@@ -103,13 +105,16 @@ TEST_P(EngineAgainstReference, ComputesTheSameGradientsAndUpdatesInDouble) {
   for (const auto& [name, values] : expected.gradients_step0) {
     if (name.ends_with("c_attn.bias")) continue;  // its key third is rounding noise
     EXPECT_LE(relative_l2(run.gradients.at(name), {values.begin(), values.end()}), kBound) << name;
-    EXPECT_LE(relative_l2(run.parameters.at(name), {expected.parameters.at(name).begin(), expected.parameters.at(name).end()}), 1e-10) << name;
+    EXPECT_LE(relative_l2(run.parameters.at(name), {expected.parameters.at(name).begin(), expected.parameters.at(name).end()}),
+              1e-10)
+        << name;
   }
   for (std::size_t step = 0; step < expected.losses.size(); ++step) EXPECT_NEAR(run.losses[step], expected.losses[step], 1e-12);
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, EngineAgainstReference,
-                         testing::Combine(testing::Values(1, 2, 3, 5), testing::Values(1, 3), testing::Bool(), testing::Values(0.0, 0.2)));
+                         testing::Combine(testing::Values(1, 2, 3, 5), testing::Values(1, 3), testing::Bool(),
+                                          testing::Values(0.0, 0.2)));
 
 TEST(Engine, GivesTheSameBitsTwice) {
   const GptConfig model = small_model(true, 0.1);

@@ -34,7 +34,8 @@ void GptStage::begin_micro_batch(MicroBatch micro_batch) {
   micro_batch_ = std::move(micro_batch);
   // Masks belong to rows of the global batch: keyed by local rows, every rank would drop the same elements.
   dropout_rows_ = micro_batch_.batch.row_ids;
-  if (context_.pitfalls.on(Pitfall::dropout_keyed_by_local_row)) std::iota(dropout_rows_.begin(), dropout_rows_.end(), std::int64_t{0});
+  if (context_.pitfalls.on(Pitfall::dropout_keyed_by_local_row))
+    std::iota(dropout_rows_.begin(), dropout_rows_.end(), std::int64_t{0});
   training_ = true;
 }
 
@@ -50,7 +51,7 @@ DropoutSpec GptStage::dropout(DropoutSite site, int layer, double probability) c
 }
 
 AttentionShape GptStage::attention_shape() const {
-  return {micro_batch_.batch.rows, micro_batch_.batch.sequence, model_.heads,
+  return {micro_batch_.batch.rows, micro_batch_.batch.sequence,        model_.heads,
           model_.head_size(),      micro_batch_.batch.document_starts, model_.sequence};
 }
 
@@ -88,7 +89,8 @@ void GptStage::allocate(const Operation& op) {
       }
       break;
   }
-  TANDEM_CHECK(carver.size_bytes() == op.bytes, fmt::format("{} of {} bytes, but {} are needed", to_string(op), op.bytes, carver.size_bytes()));
+  TANDEM_CHECK(carver.size_bytes() == op.bytes,
+               fmt::format("{} of {} bytes, but {} are needed", to_string(op), op.bytes, carver.size_bytes()));
 }
 
 void GptStage::free(const Operation& op) {
@@ -132,7 +134,8 @@ void GptStage::block_forward(int layer) {
   BlockActivations& a = blocks_[static_cast<std::size_t>(layer)];
   const TensorView in = block_input(layer);
   const double epsilon = model_.layer_norm_epsilon;
-  k.layer_norm_forward(in, parameter(layer, norm1_weight), parameter(layer, norm1_bias), epsilon, a.norm1_out, a.norm1_mean, a.norm1_rstd);
+  k.layer_norm_forward(in, parameter(layer, norm1_weight), parameter(layer, norm1_bias), epsilon, a.norm1_out, a.norm1_mean,
+                       a.norm1_rstd);
   k.linear_forward(a.norm1_out, parameter(layer, qkv_weight), parameter(layer, qkv_bias), a.qkv);
   k.attention_forward(attention_shape(), dropout(DropoutSite::attention_probability, layer, model_.attention_dropout), a.qkv,
                       a.attention_out, a.logsumexp);
@@ -155,14 +158,15 @@ void GptStage::block_backward_input(int layer) {
   k.linear_backward_input(g.mlp_out, parameter(layer, mlp_projection_weight), g.fc_out);
   k.gelu_backward(g.fc_out, a.fc_out, g.fc_out);
   k.linear_backward_input(g.fc_out, parameter(layer, fc_weight), g.norm2_out);
-  k.layer_norm_backward_input(g.norm2_out, a.middle, parameter(layer, norm2_weight), a.norm2_mean, a.norm2_rstd, stream_, stream_);
+  k.layer_norm_backward_input(g.norm2_out, a.middle, parameter(layer, norm2_weight), a.norm2_mean, a.norm2_rstd, stream_,
+                              stream_);
   k.dropout_backward(dropout(DropoutSite::attention_residual, layer, model_.residual_dropout), stream_, g.attention_projection);
   k.linear_backward_input(g.attention_projection, parameter(layer, projection_weight), g.attention_out);
-  k.attention_backward(attention_shape(), dropout(DropoutSite::attention_probability, layer, model_.attention_dropout), g.attention_out,
-                       a.qkv, a.attention_out, a.logsumexp, g.qkv);
+  k.attention_backward(attention_shape(), dropout(DropoutSite::attention_probability, layer, model_.attention_dropout),
+                       g.attention_out, a.qkv, a.attention_out, a.logsumexp, g.qkv);
   k.linear_backward_input(g.qkv, parameter(layer, qkv_weight), g.norm1_out);
-  k.layer_norm_backward_input(g.norm1_out, block_input(layer), parameter(layer, norm1_weight), a.norm1_mean, a.norm1_rstd, stream_,
-                              stream_);
+  k.layer_norm_backward_input(g.norm1_out, block_input(layer), parameter(layer, norm1_weight), a.norm1_mean, a.norm1_rstd,
+                              stream_, stream_);
 }
 
 void GptStage::block_backward_weight(int layer) {
@@ -171,16 +175,18 @@ void GptStage::block_backward_weight(int layer) {
   const BlockGradients& g = block_gradients_;
   k.linear_backward_weight(a.gelu_out, g.mlp_out, gradient(layer, mlp_projection_weight), gradient(layer, mlp_projection_bias));
   k.linear_backward_weight(a.norm2_out, g.fc_out, gradient(layer, fc_weight), gradient(layer, fc_bias));
-  k.layer_norm_backward_weight(g.norm2_out, a.middle, a.norm2_mean, a.norm2_rstd, gradient(layer, norm2_weight), gradient(layer, norm2_bias));
-  k.linear_backward_weight(a.attention_out, g.attention_projection, gradient(layer, projection_weight), gradient(layer, projection_bias));
+  k.layer_norm_backward_weight(g.norm2_out, a.middle, a.norm2_mean, a.norm2_rstd, gradient(layer, norm2_weight),
+                               gradient(layer, norm2_bias));
+  k.linear_backward_weight(a.attention_out, g.attention_projection, gradient(layer, projection_weight),
+                           gradient(layer, projection_bias));
   k.linear_backward_weight(a.norm1_out, g.qkv, gradient(layer, qkv_weight), gradient(layer, qkv_bias));
   k.layer_norm_backward_weight(g.norm1_out, block_input(layer), a.norm1_mean, a.norm1_rstd, gradient(layer, norm1_weight),
                                gradient(layer, norm1_bias));
 }
 
 void GptStage::forward_head_norm(TensorView input) {
-  context_.kernels->layer_norm_forward(input, store_.parameter(final_norm_), store_.parameter(final_norm_ + 1), model_.layer_norm_epsilon,
-                                       head_.norm_out, head_.mean, head_.rstd);
+  context_.kernels->layer_norm_forward(input, store_.parameter(final_norm_), store_.parameter(final_norm_ + 1),
+                                       model_.layer_norm_epsilon, head_.norm_out, head_.mean, head_.rstd);
 }
 
 // Logits of a chunk of tokens become their own gradient and are used up at once: the whole [tokens, vocabulary] never exists.
@@ -195,16 +201,16 @@ void GptStage::head_forward() {
     const TensorView logits = head_workspace_.logits.rows(0, count);
     const std::span<const std::int32_t> targets(micro_batch_.batch.targets);
     k.head_forward(input, embedding, logits);
-    loss_sum_ += k.cross_entropy_forward_backward(logits, targets.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)),
-                                                  micro_batch_.loss_scale);
+    loss_sum_ += k.cross_entropy_forward_backward(
+        logits, targets.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)), micro_batch_.loss_scale);
     k.head_backward_input(logits, embedding, head_workspace_.norm_gradient.rows(first, count));
     k.head_backward_weight(input, logits, store_.gradient(head_index()));
   }
 }
 
 void GptStage::head_backward_input() {
-  context_.kernels->layer_norm_backward_input(head_workspace_.norm_gradient, block_input(model_.layers), store_.parameter(final_norm_),
-                                              head_.mean, head_.rstd, {}, stream_);
+  context_.kernels->layer_norm_backward_input(head_workspace_.norm_gradient, block_input(model_.layers),
+                                              store_.parameter(final_norm_), head_.mean, head_.rstd, {}, stream_);
 }
 
 void GptStage::head_backward_weight() {
@@ -229,7 +235,9 @@ double GptStage::evaluate(const Batch& batch) {
     target = carve(carver, model_, shape);
     return memory;
   };
-  const auto stream = [](Carver& carver, const GptConfig& model, MicroBatchShape s) { return carver.take({s.tokens(), model.hidden}); };
+  const auto stream = [](Carver& carver, const GptConfig& model, MicroBatchShape s) {
+    return carver.take({s.tokens(), model.hidden});
+  };
   embedding_memory_ = hold(embedding_out_, stream);
   embedding_forward();
   // A block needs only the one before it.
@@ -247,9 +255,11 @@ double GptStage::evaluate(const Batch& batch) {
     const TensorView logits = head_workspace_.logits.rows(0, count);
     const std::span<const std::int32_t> targets(batch.targets);
     context_.kernels->head_forward(head_.norm_out.rows(first, count), store_.parameter(head_index()), logits);
-    sum += context_.kernels->cross_entropy_forward(logits, targets.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
+    sum += context_.kernels->cross_entropy_forward(
+        logits, targets.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
   }
-  for (Arena::Buffer* memory : {&embedding_memory_, &head_memory_, &head_workspace_memory_, &block_memory_.back()}) memory->release();
+  for (Arena::Buffer* memory : {&embedding_memory_, &head_memory_, &head_workspace_memory_, &block_memory_.back()})
+    memory->release();
   training_ = true;
   return sum;
 }

@@ -48,8 +48,19 @@ class GptStage {
  private:
   // A block's parameters in definition order, counted from its ln_1.weight.
   enum BlockTensor : std::size_t {
-    norm1_weight, norm1_bias, qkv_weight, qkv_bias, projection_weight, projection_bias,
-    norm2_weight, norm2_bias, fc_weight, fc_bias, mlp_projection_weight, mlp_projection_bias, block_tensors
+    norm1_weight,
+    norm1_bias,
+    qkv_weight,
+    qkv_bias,
+    projection_weight,
+    projection_bias,
+    norm2_weight,
+    norm2_bias,
+    fc_weight,
+    fc_bias,
+    mlp_projection_weight,
+    mlp_projection_bias,
+    block_tensors
   };
 
   [[nodiscard]] TensorView parameter(int layer, BlockTensor which) const;

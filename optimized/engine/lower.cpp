@@ -96,7 +96,8 @@ class Lowering {
 
   void one_micro_batch(int micro_batch) {
     micro_batch_ = micro_batch;
-    shape_ = {micro_batch_rows(plan_.batch.rows, plan_.parallel.data, data_rank_, plan_.batch.micro_batches, micro_batch).size(), sequence_};
+    shape_ = {micro_batch_rows(plan_.batch.rows, plan_.parallel.data, data_rank_, plan_.batch.micro_batches, micro_batch).size(),
+              sequence_};
     forward();
     backward();
   }
@@ -141,11 +142,12 @@ class Lowering {
     return counter.size_bytes();
   }
 
-  // The operation after which the gradient of a parameter is complete on this rank. A tied wte waits for the embedding, which runs
-  // last: the head has added its part long before.
+  // The operation after which the gradient of a parameter is complete on this rank. A tied wte waits for the embedding, which
+  // runs last: the head has added its part long before.
   [[nodiscard]] OperationId ready_after(const ParameterSpec& parameter) const {
     if (parameter.layer >= 0) return block_weight_[static_cast<std::size_t>(parameter.layer)];
-    const bool embedding = parameter.kind == ParameterKind::token_embedding || parameter.kind == ParameterKind::position_embedding;
+    const bool embedding =
+        parameter.kind == ParameterKind::token_embedding || parameter.kind == ParameterKind::position_embedding;
     return embedding ? embedding_weight_ : head_weight_;
   }
 

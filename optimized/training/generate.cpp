@@ -54,7 +54,8 @@ class Decoder {
   [[nodiscard]] TensorView named(const std::string& name) const { return store_.parameter(store_.index_of(name)); }
 
   void norm(const std::string& name) {
-    kernels_.layer_norm_forward(stream_, named(name + ".weight"), named(name + ".bias"), model_.layer_norm_epsilon, normed_, mean_, rstd_);
+    kernels_.layer_norm_forward(stream_, named(name + ".weight"), named(name + ".bias"), model_.layer_norm_epsilon, normed_,
+                                mean_, rstd_);
   }
 
   void linear(TensorView x, const std::string& name, TensorView y) {

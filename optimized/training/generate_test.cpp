@@ -24,7 +24,8 @@ GptConfig small_model(bool tied) {
   return model;
 }
 
-std::vector<std::int32_t> generate_with_engine(const GptConfig& model, const std::vector<std::int32_t>& prompt, const GenerateOptions& options) {
+std::vector<std::int32_t> generate_with_engine(const GptConfig& model, const std::vector<std::int32_t>& prompt,
+                                               const GenerateOptions& options) {
   std::vector<std::int32_t> tokens;
   run_threads_world({.ranks = 1}, [&](Communicator& comm) {
     Arena arena({.poison = true});
@@ -47,8 +48,10 @@ TEST_P(Generate, WithACacheGivesTheTokensOfWholeForwardPasses) {
   const GptConfig model = small_model(tied);
   const auto parameters = reference::initial_parameters<double>(model, Initialization::scattered, 4);
   // Shorter than the context, as long, and longer; 12 more tokens pass its end in each case.
-  for (const std::vector<std::int32_t>& prompt : {std::vector<std::int32_t>{5}, {1, 2, 3, 4, 5, 6, 7, 8, 9}, {9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 1, 2}}) {
-    const auto expected = reference::generate<double>(model, parameters, prompt, {.tokens = 12, .temperature = temperature, .seed = 6});
+  for (const std::vector<std::int32_t>& prompt :
+       {std::vector<std::int32_t>{5}, {1, 2, 3, 4, 5, 6, 7, 8, 9}, {9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 1, 2}}) {
+    const auto expected =
+        reference::generate<double>(model, parameters, prompt, {.tokens = 12, .temperature = temperature, .seed = 6});
 
     EXPECT_EQ(generate_with_engine(model, prompt, {.tokens = 12, .temperature = temperature, .seed = 6}), expected);
   }
@@ -57,11 +60,15 @@ TEST_P(Generate, WithACacheGivesTheTokensOfWholeForwardPasses) {
 INSTANTIATE_TEST_SUITE_P(HeadsAndTemperatures, Generate, testing::Combine(testing::Bool(), testing::Values(0.0, 1.0)));
 
 TEST(Generate, RefusesAnEmptyPrompt) {
-  EXPECT_NE(message_of<InputError>([] { (void)generate_with_engine(small_model(true), {}, {}); }).find("prompt is empty"), std::string::npos);
+  EXPECT_NE(message_of<InputError>([] { (void)generate_with_engine(small_model(true), {}, {}); }).find("prompt is empty"),
+            std::string::npos);
 }
 
 TEST(Generate, RefusesATokenBeyondTheVocabulary) {
-  EXPECT_NE(message_of<InputError>([] { (void)generate_with_engine(small_model(true), {3, 23}, {}); }).find("token 23"), std::string::npos);
+  EXPECT_NE(message_of<InputError>([] {
+              (void)generate_with_engine(small_model(true), {3, 23}, {});
+            }).find("token 23"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -20,12 +20,12 @@ namespace tandem {
 
 struct TrainOptions {
   RunConfig config;
-  const BatchSource* data = nullptr;             ///< borrowed
-  std::string data_name;                         ///< kept in checkpoints
-  std::filesystem::path output;                  ///< folder of checkpoints; empty: none are written
-  std::optional<std::filesystem::path> resume;   ///< step folder to continue from
-  const std::atomic<bool>* stop = nullptr;       ///< set by a signal: the step under way is finished, then the run is saved
-  bool poison = false;                           ///< fill fresh memory with NaN
+  const BatchSource* data = nullptr;            ///< borrowed
+  std::string data_name;                        ///< kept in checkpoints
+  std::filesystem::path output;                 ///< folder of checkpoints; empty: none are written
+  std::optional<std::filesystem::path> resume;  ///< step folder to continue from
+  const std::atomic<bool>* stop = nullptr;      ///< set by a signal: the step under way is finished, then the run is saved
+  bool poison = false;                          ///< fill fresh memory with NaN
   bool record_timeline = true;
   PitfallSet pitfalls;
   /// Called on rank 0 after each step and each evaluation.
@@ -35,15 +35,15 @@ struct TrainOptions {
 
 struct TrainReport {
   std::int64_t first_step = 0;
-  std::vector<StepResult> steps;       ///< element i is step first_step + i
-  std::vector<double> step_seconds;    ///< of the slowest rank, end of one step to end of the next
-  double wall_seconds = 0;             ///< all steps, one clock, without evaluation and checkpoints
+  std::vector<StepResult> steps;                                   ///< element i is step first_step + i
+  std::vector<double> step_seconds;                                ///< of the slowest rank, end of one step to end of the next
+  double wall_seconds = 0;                                         ///< all steps, one clock, without evaluation and checkpoints
   std::vector<std::pair<std::int64_t, double>> validation_losses;  ///< (steps done, loss)
   bool interrupted = false;
-  std::filesystem::path checkpoint;    ///< the last one written; empty where none was
+  std::filesystem::path checkpoint;             ///< the last one written; empty where none was
   std::optional<std::string> checkpoint_error;  ///< training went on, nothing was lost but this checkpoint
   std::vector<std::vector<Span>> spans_by_rank;
-  std::vector<MemoryLedger> ledgers;   ///< by rank
+  std::vector<MemoryLedger> ledgers;  ///< by rank
   KernelsInfo kernels;
 };
 

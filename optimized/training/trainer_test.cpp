@@ -31,7 +31,9 @@ TrainOptions small_run(const BatchSource& data, int ranks, std::int64_t steps) {
   return options;
 }
 
-SyntheticCorpus corpus() { return SyntheticCorpus({.vocabulary = 19, .branching = 3, .sequence = 9, .row_shape = RowShape::skewed}); }
+SyntheticCorpus corpus() {
+  return SyntheticCorpus({.vocabulary = 19, .branching = 3, .sequence = 9, .row_shape = RowShape::skewed});
+}
 
 std::vector<double> losses_of(const TrainReport& report) {
   std::vector<double> losses;

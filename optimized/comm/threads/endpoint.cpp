@@ -27,16 +27,16 @@ Endpoint::~Endpoint() = default;
 
 std::shared_ptr<CollectiveState> Endpoint::issue(Call call) {
   require_none_dropped();
-  const auto state = std::make_shared<CollectiveState>(shared_from_this(), std::move(call));
+  auto state = std::make_shared<CollectiveState>(shared_from_this(), std::move(call));
+  const bool in_background = state->call_.options.progress == Progress::background && group_->size() > 1;
   Lock lock(mutex_);
+  if (in_background) start_progress_thread();
   queue_.push_back(state);
-  if (group_->size() == 1) {
-    run_front(lock, Lane::compute);
-  } else if (state->call_.options.progress == Progress::background) {
+  if (in_background) {
     ++background_;
-    start_progress_thread();
     changed_.notify_all();
   }
+  if (group_->size() == 1) run_front(lock, Lane::compute);
   return state;
 }
 

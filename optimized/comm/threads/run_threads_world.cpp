@@ -20,7 +20,7 @@ namespace {
 // What each rank threw, and who was first.
 class Outcomes {
  public:
-  explicit Outcomes(int ranks) : errors_(static_cast<std::size_t>(ranks)) {}
+  explicit Outcomes(int ranks) { errors_.resize(static_cast<std::size_t>(ranks)); }
 
   void add(int rank, std::exception_ptr error) noexcept {
     const std::scoped_lock lock(mutex_);

@@ -10,8 +10,8 @@
 namespace tandem {
 namespace {
 
-constexpr std::int64_t kUnitBytes = 64 * 1024;   // per stream; a few of them fit into a second-level cache
-constexpr std::int64_t kSmallBytes = 32 * 1024;  // of all streams: moved in less time than a wake-up takes
+constexpr std::int64_t kUnitBytes = std::int64_t{64} * 1024;   // per stream; a few of them fit into a second-level cache
+constexpr std::int64_t kSmallBytes = std::int64_t{32} * 1024;  // of all streams: moved in less time than a wake-up takes
 
 std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
