@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "cli/output.h"
 #include "core/text.h"
 #include "core/text_data.h"
 #include "optimized/checkpoint/checkpoint.h"
@@ -56,7 +57,7 @@ void add_generate_command(CommandLine& line) {
   const auto arguments = std::make_shared<GenerateArguments>();
   command->add_option("--checkpoint", arguments->checkpoint, "folder that train --out wrote")->required();
   command->add_option("--prompt", arguments->prompt, "text to continue")->required();
-  command->add_option("--tokens", arguments->options.tokens, "tokens to add")->capture_default_str()->check(CLI::PositiveNumber);
+  command->add_option("--tokens", arguments->options.tokens, "tokens to add")->capture_default_str()->check(at_least_one);
   command->add_option("--temperature", arguments->options.temperature, "0 takes the likeliest token")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);

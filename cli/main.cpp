@@ -1,21 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <ctime>
 #include <exception>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "cli/command.h"
 #include "core/error.h"
+#include "core/nearest_name.h"
 
 namespace {
 
 // A signal handler can reach nothing else.
 std::atomic<bool> stop_requested{false};
+std::atomic<std::time_t> stop_requested_at{0};
 
-void request_stop(int signal_number) {
-  stop_requested = true;
-  std::signal(signal_number, SIG_DFL);  // the second one ends the program at once
+// The first signal asks for a clean stop. Another one ends the program at once, unless it comes with the first: launchers signal
+// a process and then its group.
+void request_stop(int) {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  if (stop_requested.exchange(true)) {
+    if (now.tv_sec > stop_requested_at + 1) _exit(tandem::kInterrupted);
+  } else {
+    stop_requested_at = now.tv_sec;
+  }
 }
 
 int report(const std::string& text, int status) {
@@ -23,13 +41,27 @@ int report(const std::string& text, int status) {
   return status;
 }
 
+// CLI11 would only say that a command is missing.
+void require_known_command(const CLI::App& app, std::string_view word) {
+  if (word.starts_with("-")) return;
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  if (std::find(names.begin(), names.end(), word) != names.end()) return;
+  const std::optional<std::string> nearest = tandem::nearest_name(word, names);
+  throw tandem::InputError(fmt::format("there is no command '{}'{} (tandem --help lists them)", word,
+                                       nearest ? fmt::format(", did you mean '{}'?", *nearest) : ""));
+}
+
 int run(tandem::CommandLine& line, int argc, char** argv) {
   try {
+    if (argc > 1) require_known_command(line.app, argv[1]);
     line.app.parse(argc, argv);
   } catch (const CLI::Success& help) {
     return line.app.exit(help);
   } catch (const CLI::ParseError& error) {
-    return report(fmt::format("{} (tandem --help lists the commands)", error.what()), tandem::kBadInput);
+    return report(fmt::format("{} (--help shows how)", error.what()), tandem::kBadInput);
+  } catch (const tandem::InputError& error) {
+    return report(error.what(), tandem::kBadInput);
   }
   try {
     return line.action();

@@ -3,8 +3,11 @@
 
 #include <unistd.h>
 
+#include <charconv>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -33,6 +36,21 @@ void require_writable(const std::string& file, const std::string& option) {
   }
   if (access(folder.c_str(), W_OK) != 0)
     throw InputError(fmt::format("{} {}: the folder {} cannot be written to", option, file, folder.string()));
+}
+
+void require_writable_folder(const std::string& folder, const std::string& option) {
+  if (folder.empty()) return;
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw InputError(fmt::format("{} {}: cannot make this folder: {}", option, folder, error.message()));
+  if (access(folder.c_str(), W_OK) != 0) throw InputError(fmt::format("{} {}: this folder cannot be written to", option, folder));
+}
+
+std::string at_least_one(const std::string& text) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size() && value >= 1) return {};
+  return fmt::format("'{}' must be a whole number of at least 1", text);
 }
 
 }  // namespace tandem

@@ -12,4 +12,10 @@ void write_output(const std::string& file, const std::string& text);
 /// work begins, so that hours are not lost to a typing error. Nothing for "" and "-".
 void require_writable(const std::string& file, const std::string& option);
 
+/// Makes the folder and throws InputError where that fails or it cannot be written to. Nothing for "".
+void require_writable_folder(const std::string& folder, const std::string& option);
+
+/// For options that count something: at least 1.
+[[nodiscard]] std::string at_least_one(const std::string& text);
+
 }  // namespace tandem

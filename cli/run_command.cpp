@@ -114,7 +114,7 @@ void add_run_command(CommandLine& line) {
   command->add_option("SUITE[/CASE]", arguments->patterns, "suites, cases or beginnings of case names; all without");
   command->add_flag("--quick", arguments->quick, "the quick cases (default)");
   command->add_flag("--full", arguments->full, "all cases");
-  command->add_option("--ranks", arguments->ranks, "only cases with this many ranks")->check(CLI::PositiveNumber);
+  command->add_option("--ranks", arguments->ranks, "only cases with this many ranks")->check(at_least_one);
   add_run_options(*command, arguments->options);
   command->add_flag("--without-peak", arguments->without_peak,
                     "do not measure the machine's matrix peak first; shares of it are left out");

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include "cli/output.h"
+
 namespace tandem {
 
 void add_run_options(CLI::App& command, RunOptions& options) {
@@ -10,12 +12,10 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   command.add_option("--transport", options.transport, "threads (mpi, nccl: not in this build)")->capture_default_str();
   command.add_option("--link", options.link, "profile of a shaped link (none so far)")->capture_default_str();
   command.add_option("--seed", options.seed, "of parameters, data and dropout")->capture_default_str();
-  command.add_option("--repetitions", options.repetitions, "measured steps per case")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 10000));
+  command.add_option("--repetitions", options.repetitions, "measured steps per case")->capture_default_str()->check(at_least_one);
   command.add_option("--threads-per-rank", options.threads_per_rank, "threads inside a rank")
       ->capture_default_str()
-      ->check(CLI::Range(1, 1024));
+      ->check(at_least_one);
 }
 
 RunContext to_context(const RunOptions& options) {

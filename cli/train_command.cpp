@@ -107,6 +107,7 @@ int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop)
   const Plan plan = resolve(arguments);
   const std::unique_ptr<BatchSource> source = open_data(plan.data, plan.config);
   print_header(plan.config, *source);
+  require_writable_folder(arguments.output, "--out");
   ProgressLine progress;
   TrainOptions options;
   options.config = plan.config;
@@ -142,7 +143,7 @@ void add_train_command(CommandLine& line) {
   const auto arguments = std::make_shared<TrainArguments>();
   command->add_option("CONFIG", arguments->config_file, "configuration (JSON); without it the defaults below");
   command->add_option("--data", arguments->data, "text file, prefix of prepared data, or 'synthetic' (default)");
-  command->add_option("--steps", arguments->steps, "number of steps")->check(CLI::PositiveNumber);
+  command->add_option("--steps", arguments->steps, "number of steps")->check(at_least_one);
   command->add_option("--set", arguments->settings, "key=value, may be repeated; keys below")
       ->type_size(1)
       ->allow_extra_args(false);
