@@ -80,6 +80,17 @@ std::vector<Property> real_run(const RunContext& context) {
       SyntheticOptions{.vocabulary = inputs.model.vocabulary, .sequence = inputs.model.sequence, .seed = context.seed});
   const Measured measured = engine_run(inputs, context).measured;
   std::vector<Property> all = timer_properties(measured, context.pitfalls);
+  // The engine stamps its steps itself; the clock around them can only have seen more.
+  double stamped = 0;
+  for (const Span& span : measured.spans_by_rank.front()) {
+    if (span.activity == Activity::step && span.step >= measured.warm_up_steps)
+      stamped += static_cast<double>(span.end_ns - span.begin_ns) * 1e-9;
+  }
+  const double stamped_share = stamped / measured.wall_seconds;
+  all.push_back({"stamped_steps_over_wall", stamped_share, Relation::at_most, 1.0,
+                 "spans of steps lie inside the end-to-end time", -1, ""});
+  all.push_back({"stamped_steps_over_wall_low", stamped_share, Relation::at_least, 0.5,
+                 "little happens between steps: making a batch", -1, ""});
   for (std::size_t rank = 0; rank < measured.spans_by_rank.size(); ++rank) {
     const TimeSplit split = split_time(measured.spans_by_rank[rank], measured.warm_up_steps, context.pitfalls);
     const std::int64_t parts =
