@@ -246,6 +246,33 @@ TEST_P(Failures, ADroppedOperationIsReported) {
   EXPECT_TRUE(contains(text_of<ContractError>(world), "dropped all_reduce 'bucket 7'"));
 }
 
+TEST_P(Failures, ADroppedOperationBehindAnotherIsNeverCarriedOut) {
+  std::latch dropped(1);
+  const auto world = [&] {
+    run_ranks(ranks(), [&](Communicator& comm) {
+      std::vector<float> first(1000, 1.0F);
+      if (comm.rank() == last()) {
+        Work pending = comm.all_reduce(flat_view(first), {.name = "first"});
+        {
+          std::vector<float> gone(200000);
+          Work second = comm.all_reduce(flat_view(gone), {.name = "second"});
+        }
+        dropped.count_down();
+        pending.wait_host();
+        return;
+      }
+      dropped.wait();
+      const std::string text = text_of<PeerError>([&] {
+        all_reduce(comm, flat_view(first), {.name = "first"});
+        std::vector<float> second(200000);
+        all_reduce(comm, flat_view(second), {.name = "second"});
+      });
+      EXPECT_TRUE(contains(text, "dropped all_reduce 'second'")) << text;
+    });
+  };
+  EXPECT_TRUE(contains(text_of<ContractError>(world), "dropped all_reduce 'second'"));
+}
+
 TEST_P(Failures, ADroppedOperationIsReportedAtTheEndOfTheBody) {
   const auto world = [&] {
     run_ranks(ranks(), [&](Communicator& comm) {

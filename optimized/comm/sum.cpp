@@ -16,17 +16,25 @@ using Destinations = std::span<std::byte* const>;
 // Bytes summed before they are stored to every destination: the sum stays in the first-level cache.
 constexpr std::int64_t kTileBytes = 8192;
 
-// How elements of a dtype are stored and in what they are added. Stored elements may lie at any address.
+// Elements may lie at any address: they are read as bytes, which the compiler turns into unaligned vector loads.
+template <class T>
+[[gnu::always_inline]] inline T load(const std::byte* from, std::int64_t index) {
+  T value;
+  std::memcpy(&value, from + index * static_cast<std::int64_t>(sizeof(T)), sizeof(T));
+  return value;
+}
+
+// How elements of a dtype are stored and in what they are added.
 template <class T>
 struct Plain {
-  using Stored [[gnu::aligned(1), gnu::may_alias]] = T;
+  using Stored = T;
   using Sum = T;
   [[gnu::always_inline]] static Sum widen(T value) { return value; }
   [[gnu::always_inline]] static T narrow(Sum value) { return value; }
 };
 
 struct Brain {  // bf16 is the upper half of fp32
-  using Stored [[gnu::aligned(1), gnu::may_alias]] = std::uint16_t;
+  using Stored = std::uint16_t;
   using Sum = float;
   [[gnu::always_inline]] static Sum widen(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
   [[gnu::always_inline]] static std::uint16_t narrow(Sum value) {
@@ -38,7 +46,7 @@ struct Brain {  // bf16 is the upper half of fp32
 };
 
 struct Half {
-  using Stored [[gnu::aligned(1), gnu::may_alias]] = std::uint16_t;
+  using Stored = std::uint16_t;
   using Sum = float;
   static Sum widen(std::uint16_t bits) { return from_f16_bits(bits); }
   static std::uint16_t narrow(Sum value) { return to_f16_bits(value); }
@@ -47,19 +55,21 @@ struct Half {
 template <class Format>
 [[gnu::always_inline]] inline void sum_tile(Sources sources, std::int64_t first, std::int64_t count,
                                             typename Format::Sum* __restrict__ sum) {
-  using Stored = const typename Format::Stored;
-  const auto* a = reinterpret_cast<Stored*>(sources[0]) + first;
+  using Stored = typename Format::Stored;
+  const auto start = first * static_cast<std::int64_t>(sizeof(Stored));
+  const std::byte* const a = sources[0] + start;
   if (sources.size() == 1) {
-    for (std::int64_t i = 0; i < count; ++i) sum[i] = Format::widen(a[i]);
+    for (std::int64_t i = 0; i < count; ++i) sum[i] = Format::widen(load<Stored>(a, i));
     return;
   }
-  const auto* b = reinterpret_cast<Stored*>(sources[1]) + first;
+  const std::byte* const b = sources[1] + start;
   for (std::int64_t i = 0; i < count; ++i) {
-    sum[i] = static_cast<typename Format::Sum>(Format::widen(a[i]) + Format::widen(b[i]));
+    sum[i] = static_cast<typename Format::Sum>(Format::widen(load<Stored>(a, i)) + Format::widen(load<Stored>(b, i)));
   }
   for (std::size_t s = 2; s < sources.size(); ++s) {
-    const auto* next = reinterpret_cast<Stored*>(sources[s]) + first;
-    for (std::int64_t i = 0; i < count; ++i) sum[i] = static_cast<typename Format::Sum>(sum[i] + Format::widen(next[i]));
+    const std::byte* const next = sources[s] + start;
+    for (std::int64_t i = 0; i < count; ++i)
+      sum[i] = static_cast<typename Format::Sum>(sum[i] + Format::widen(load<Stored>(next, i)));
   }
 }
 
