@@ -6,13 +6,14 @@
 #   ci/peers/train_step.sh [--ours PROGRAM] [--python PYTHON] [--batch 4] [--sequence 256] [--threads 2] [--steps 5] [--rounds 3]
 #                          [--out FILE.jsonl]
 #
-# Ours prints one JSON object a line, with tokens_per_second and step_seconds.median. Exit status 77: the peer or ours is missing.
+# Ours is `tandem train` on the synthetic corpus; its report has tokens_per_second and step_seconds.median, the first step left out.
+# Exit status 77: the peer or ours is missing.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 use_huge_pages
 
-ours=build/cpu/tandem_step_bench
+ours=build/cpu/tandem
 python=${PYTHON:-python3}
 batch=4 sequence=256 threads=2 steps=5 rounds=3 out=''
 while (($#)); do
@@ -35,19 +36,25 @@ skip() {
   echo "$*"
   exit "$skipped_status"
 }
-command -v "$ours" >/dev/null || skip "$ours is not built (cmake --preset cpu -DTANDEM_BENCHMARKS=ON)"
+command -v "$ours" >/dev/null || skip "$ours is not built (cmake --workflow --preset cpu)"
 "$python" -c 'import torch' 2>/dev/null || skip "$python cannot import torch; name one that can with --python"
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 shape=(--batch "$batch" --sequence "$sequence" --threads "$threads" --steps "$steps")
+our_step() {
+  "$ours" train results/models/gpt2-124m.json --data synthetic --steps "$((steps + 1))" --set dropout=0 --set rows="$batch" \
+    --set sequence="$sequence" --set micro_batches=1 --set threads_per_rank="$threads" --set evaluate_every_steps=0 \
+    --set evaluate_batches=1 --json "$scratch/step.json" >&2
+  "$python" -c 'import json, sys; print(json.dumps(json.load(open(sys.argv[1]))))' "$scratch/step.json"
+}
 torch_step() { "$python" ci/peers/torch_gpt2.py "${shape[@]}" "$@" 2>>"$scratch/torch.err"; }
 
 torch_step >"$scratch/variants.jsonl" || { cat "$scratch/torch.err" >&2 && fail "the peer did not run"; }
 best=$("$python" ci/peers/summarize.py --best-variant "$scratch/variants.jsonl")
 for ((round = 1; round <= rounds; ++round)); do
   printf 'round %d of %d: ours, then %s\n' "$round" "$rounds" "$best" >&2
-  "$ours" "${shape[@]}" --json >>"$scratch/ours.jsonl"
+  our_step >>"$scratch/ours.jsonl"
   torch_step --variants "$best" >>"$scratch/best.jsonl"
 done
 if [[ -n $out ]]; then cat "$scratch"/{variants,best,ours}.jsonl >"$out"; fi
