@@ -54,7 +54,8 @@ struct KernelsInfo {
   std::vector<std::string> notes;  ///< one line per fallback taken ("no AVX-512: ...")
 };
 
-/// One-device math. One object per rank, used by that rank's compute thread only; uses up to `threads` OpenMP threads inside.
+/// One-device math. One object per rank, used by that rank's compute thread only; that thread and `threads - 1` of its own share
+/// the work.
 ///
 /// All tensors of a call have one floating dtype (fp32 or fp64 on the CPU; others throw ContractError), are contiguous and do not
 /// overlap unless said. "accumulates" means +=; everything else overwrites. All calls are deterministic: the same inputs give the

@@ -36,7 +36,7 @@ void CpuKernels::attention(bool backward, const AttentionShape& shape, const Dro
   const VectorOps<Real>& loops = ops<Real>();
   scratch_.reserve(static_cast<std::size_t>(loops.attention_scratch(shape.sequence, shape.head_size)) * sizeof(Real));
 
-  parallel_for(threads_, shape.rows * shape.heads, [&](std::int64_t item, int thread) {
+  pool_.run(shape.rows * shape.heads, [&](std::int64_t item, int thread) {
     const std::int64_t row = item / shape.heads, index = item % shape.heads;
     const std::int64_t first = row * tokens_of_row, channel = index * shape.head_size;
     AttentionHead<Real> head = {};
@@ -113,7 +113,7 @@ void CpuKernels::attention_decode(int heads, std::int64_t head_size, std::int64_
   with_real(qkv, [&]<class Real>(Real) {
     scratch_.reserve(static_cast<std::size_t>(capacity) * sizeof(Real));
     const auto scale = static_cast<Real>(1.0 / std::sqrt(static_cast<double>(head_size)));
-    parallel_for(threads_, rows * heads, [&](std::int64_t item, int thread) {
+    pool_.run(rows * heads, [&](std::int64_t item, int thread) {
       const std::int64_t row = item / heads, channel = item % heads * head_size;
       const Real* query = data_of<Real>(qkv) + row * 3 * width + channel;
       Real* keys = data_of<Real>(key_cache) + row * capacity * width + channel;
@@ -135,7 +135,7 @@ void CpuKernels::apply_dropout(const DropoutSpec& dropout, const Real* x, const 
   TANDEM_CHECK(per_row <= dropout.row_elements, fmt::format("{} of {} mask elements per row", per_row, dropout.row_elements));
   const MaskKey mask = mask_key(dropout);
   const auto keep_scale = static_cast<Real>(1.0 / (1.0 - dropout.probability));
-  parallel_for(threads_, rows * pieces, [&](std::int64_t item, int) {
+  pool_.run(rows * pieces, [&](std::int64_t item, int) {
     const std::int64_t row = item / pieces, begin = item % pieces * kGrain, local = row * per_row + begin;
     const auto global = static_cast<std::uint64_t>(dropout.row_ids[static_cast<std::size_t>(row)] * dropout.row_elements + begin);
     ops<Real>().dropout(mask, global, keep_scale, x + local, residual == nullptr ? nullptr : residual + local, out + local,
@@ -157,7 +157,7 @@ void CpuKernels::dropout_residual_forward(const DropoutSpec& dropout, TensorView
       return;
     }
     constexpr std::int64_t kGrain = 1 << 14;
-    parallel_pieces(threads_, count, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+    pool_.run_pieces(count, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
       if (base != nullptr) {
         ops<Real>().sum(from + begin, base + begin, to + begin, end - begin);
       } else if (from != to) {
@@ -182,7 +182,7 @@ double CpuKernels::cross_entropy(TensorView logits, std::span<const std::int32_t
   }
   std::vector<double> losses(targets.size(), 0.0);
   with_real(logits, [&]<class Real>(Real) {
-    parallel_for(threads_, tokens, [&](std::int64_t t, int) {
+    pool_.run(tokens, [&](std::int64_t t, int) {
       const std::int32_t target = targets[static_cast<std::size_t>(t)];
       Real* row = data_of<Real>(logits) + t * vocabulary;
       double& loss = losses[static_cast<std::size_t>(t)];

@@ -45,7 +45,7 @@ MaskKey mask_key(const DropoutSpec& dropout) {
 }
 
 CpuKernels::CpuKernels(CpuParts parts, int threads, const PitfallSet& pitfalls)
-    : parts_(std::move(parts)), threads_(threads), pitfalls_(pitfalls), scratch_(threads) {}
+    : parts_(std::move(parts)), pool_(threads), pitfalls_(pitfalls), scratch_(threads) {}
 
 void CpuKernels::embedding_forward(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions, TensorView wte,
                                    TensorView wpe, TensorView out) {
@@ -57,7 +57,7 @@ void CpuKernels::embedding_forward(std::span<const std::int32_t> ids, std::span<
   expect_tokens(ids, wte.dim(0), "token id");
   expect_tokens(positions, wpe.dim(0), "position");
   with_real(wte, [&]<class Real>(Real) {
-    parallel_pieces(threads_, tokens, std::max<std::int64_t>(1, kGrain / hidden), [&](std::int64_t begin, std::int64_t end, int) {
+    pool_.run_pieces(tokens, std::max<std::int64_t>(1, kGrain / hidden), [&](std::int64_t begin, std::int64_t end, int) {
       ops<Real>().embedding_forward(ids.data() + begin, positions.data() + begin, data_of<Real>(wte), data_of<Real>(wpe),
                                     data_of<Real>(out) + begin * hidden, end - begin, hidden);
     });
@@ -76,7 +76,7 @@ void CpuKernels::embedding_backward(std::span<const std::int32_t> ids, std::span
   // Threads share the columns: each sees all tokens, in order, whatever the number of threads.
   constexpr std::int64_t kColumns = 128;
   with_real(dwte, [&]<class Real>(Real) {
-    parallel_pieces(threads_, hidden, kColumns, [&](std::int64_t begin, std::int64_t end, int) {
+    pool_.run_pieces(hidden, kColumns, [&](std::int64_t begin, std::int64_t end, int) {
       ops<Real>().embedding_backward(ids.data(), positions.data(), data_of<Real>(dout), data_of<Real>(dwte), data_of<Real>(dwpe),
                                      tokens, hidden, begin, end);
     });
@@ -105,7 +105,7 @@ void CpuKernels::adamw(const AdamWStep& step, TensorView gradient, TensorView pa
     // sqrt(v) + epsilon against sqrt(v + epsilon): the latter caps the step of rarely updated parameters near 1 / sqrt(epsilon).
     const auto update =
         pitfalls_.on(Pitfall::adam_epsilon_inside_root) ? ops<Real>().adamw_epsilon_inside_root : ops<Real>().adamw;
-    parallel_pieces(threads_, count, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+    pool_.run_pieces(count, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
       update(c, data_of<Real>(gradient) + begin, data_of<Real>(parameter) + begin, data_of<Real>(m) + begin,
              data_of<Real>(v) + begin, end - begin);
     });
@@ -119,7 +119,7 @@ void CpuKernels::sgd(double learning_rate, double weight_decay, double gradient_
   with_real(parameter, [&]<class Real>(Real) {
     const auto decay = static_cast<Real>(1.0 - learning_rate * weight_decay);
     const auto rate = static_cast<Real>(learning_rate * gradient_scale);
-    parallel_pieces(threads_, count, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+    pool_.run_pieces(count, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
       ops<Real>().sgd(decay, rate, data_of<Real>(gradient) + begin, data_of<Real>(parameter) + begin, end - begin);
     });
   });
@@ -129,7 +129,7 @@ double CpuKernels::squared_norm(TensorView x) {
   const std::int64_t count = x.num_elements();
   std::vector<double> parts(static_cast<std::size_t>((count + kNormBlock - 1) / kNormBlock));
   with_real(x, [&]<class Real>(Real) {
-    parallel_pieces(threads_, count, kNormBlock, [&](std::int64_t begin, std::int64_t end, int) {
+    pool_.run_pieces(count, kNormBlock, [&](std::int64_t begin, std::int64_t end, int) {
       parts[static_cast<std::size_t>(begin / kNormBlock)] = ops<Real>().squared_norm(data_of<Real>(x) + begin, end - begin);
     });
   });
@@ -140,7 +140,7 @@ double CpuKernels::squared_norm(TensorView x) {
 
 void CpuKernels::fill(TensorView x, double value) {
   with_real(x, [&]<class Real>(Real) {
-    parallel_pieces(threads_, x.num_elements(), kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+    pool_.run_pieces(x.num_elements(), kGrain, [&](std::int64_t begin, std::int64_t end, int) {
       ops<Real>().fill(data_of<Real>(x) + begin, static_cast<Real>(value), end - begin);
     });
   });
@@ -148,7 +148,7 @@ void CpuKernels::fill(TensorView x, double value) {
 
 void CpuKernels::scale(TensorView x, double factor) {
   with_real(x, [&]<class Real>(Real) {
-    parallel_pieces(threads_, x.num_elements(), kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+    pool_.run_pieces(x.num_elements(), kGrain, [&](std::int64_t begin, std::int64_t end, int) {
       ops<Real>().scale(data_of<Real>(x) + begin, static_cast<Real>(factor), end - begin);
     });
   });
@@ -158,7 +158,7 @@ void CpuKernels::add(TensorView x, TensorView y) {
   TANDEM_CHECK(x.dtype() == y.dtype() && x.num_elements() == y.num_elements(),
                fmt::format("x is {}, y {}", to_string(x.shape()), to_string(y.shape())));
   with_real(x, [&]<class Real>(Real) {
-    parallel_pieces(threads_, x.num_elements(), kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+    pool_.run_pieces(x.num_elements(), kGrain, [&](std::int64_t begin, std::int64_t end, int) {
       ops<Real>().add(data_of<Real>(x) + begin, data_of<Real>(y) + begin, end - begin);
     });
   });

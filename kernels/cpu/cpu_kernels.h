@@ -6,8 +6,8 @@
 #include <string_view>
 
 #include "kernels/cpu/matmul.h"
-#include "kernels/cpu/parallel.h"
 #include "kernels/cpu/simd/vector_ops.h"
+#include "kernels/cpu/worker_pool.h"
 #include "kernels/kernels.h"
 
 namespace tandem::cpu {
@@ -97,7 +97,7 @@ class CpuKernels final : public Kernels {
   double cross_entropy(TensorView logits, std::span<const std::int32_t> targets, const double* scale);
 
   CpuParts parts_;
-  int threads_;
+  WorkerPool pool_;
   PitfallSet pitfalls_;
   ThreadScratch scratch_;
 };

@@ -42,7 +42,7 @@ std::int64_t rows_per_piece(std::int64_t columns) {
 template <class Real, class After>
 void CpuKernels::multiply(const MatrixProduct& product, const Real* a, const Real* b, Real* c, After after) {
   const BlockGrid grid = block_grid(product.m, product.n, product.k);
-  parallel_for(threads_, grid.down * grid.across, [&](std::int64_t index, int) {
+  pool_.run(grid.down * grid.across, [&](std::int64_t index, int) {
     const Block block = block_at(grid, product.m, product.n, index);
     multiply_block(library<Real>(), product, block, a, b, c);
     after(block);
@@ -51,8 +51,8 @@ void CpuKernels::multiply(const MatrixProduct& product, const Real* a, const Rea
 
 template <class Real>
 void CpuKernels::sum_columns(const Real* x, std::int64_t rows, std::int64_t columns, Real* sum) {
-  parallel_pieces(threads_, columns, kColumnGrain,
-                  [&](std::int64_t begin, std::int64_t end, int) { ops<Real>().column_sum(x, rows, columns, begin, end, sum); });
+  pool_.run_pieces(columns, kColumnGrain,
+                   [&](std::int64_t begin, std::int64_t end, int) { ops<Real>().column_sum(x, rows, columns, begin, end, sum); });
 }
 
 void CpuKernels::linear_forward(TensorView x, TensorView weight, TensorView bias, TensorView y) {
@@ -170,7 +170,7 @@ void CpuKernels::layer_norm_forward(TensorView x, TensorView weight, TensorView 
   // Another framework's default: shows only where the variance of a row is small.
   const double used_epsilon = pitfalls_.on(Pitfall::layer_norm_small_epsilon) ? 1e-6 : epsilon;
   with_real(weight, [&]<class Real>(Real) {
-    parallel_pieces(threads_, tokens, rows_per_piece(hidden), [&](std::int64_t begin, std::int64_t end, int) {
+    pool_.run_pieces(tokens, rows_per_piece(hidden), [&](std::int64_t begin, std::int64_t end, int) {
       ops<Real>().layer_norm_forward(data_of<Real>(x) + begin * hidden, data_of<Real>(weight), data_of<Real>(bias),
                                      static_cast<Real>(used_epsilon), end - begin, hidden, data_of<Real>(y) + begin * hidden,
                                      data_of<Real>(mean) + begin, data_of<Real>(rstd) + begin);
@@ -188,7 +188,7 @@ void CpuKernels::layer_norm_backward_input(TensorView dy, TensorView x, TensorVi
   if (dresidual) expect(dresidual, "dresidual", dtype, {tokens, hidden});
   TANDEM_CHECK(mean.dtype() == dtype && mean.num_elements() == tokens && rstd.dtype() == dtype && rstd.num_elements() == tokens);
   with_real(weight, [&]<class Real>(Real) {
-    parallel_pieces(threads_, tokens, rows_per_piece(hidden), [&](std::int64_t begin, std::int64_t end, int) {
+    pool_.run_pieces(tokens, rows_per_piece(hidden), [&](std::int64_t begin, std::int64_t end, int) {
       const std::int64_t first = begin * hidden;
       ops<Real>().layer_norm_backward_input(data_of<Real>(dy) + first, data_of<Real>(x) + first, data_of<Real>(weight),
                                             data_of<Real>(mean) + begin, data_of<Real>(rstd) + begin,
@@ -208,7 +208,7 @@ void CpuKernels::layer_norm_backward_weight(TensorView dy, TensorView x, TensorV
   TANDEM_CHECK(mean.dtype() == dtype && mean.num_elements() == tokens && rstd.dtype() == dtype && rstd.num_elements() == tokens);
   if (tokens == 0) return;
   with_real(dweight, [&]<class Real>(Real) {
-    parallel_pieces(threads_, hidden, kColumnGrain, [&](std::int64_t begin, std::int64_t end, int) {
+    pool_.run_pieces(hidden, kColumnGrain, [&](std::int64_t begin, std::int64_t end, int) {
       ops<Real>().layer_norm_backward_weight(data_of<Real>(dy), data_of<Real>(x), data_of<Real>(mean), data_of<Real>(rstd),
                                              tokens, hidden, begin, end, data_of<Real>(dweight), data_of<Real>(dbias));
     });
@@ -219,7 +219,7 @@ void CpuKernels::gelu_forward(TensorView x, TensorView y) {
   TANDEM_CHECK(x.dtype() == y.dtype() && x.num_elements() == y.num_elements());
   with_real(x, [&]<class Real>(Real) {
     const auto forward = pitfalls_.on(Pitfall::gelu_with_erf) ? erf_gelu<Real> : ops<Real>().gelu_forward;
-    parallel_pieces(threads_, x.num_elements(), kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+    pool_.run_pieces(x.num_elements(), kGrain, [&](std::int64_t begin, std::int64_t end, int) {
       forward(data_of<Real>(x) + begin, data_of<Real>(y) + begin, end - begin);
     });
   });
@@ -230,7 +230,7 @@ void CpuKernels::gelu_backward(TensorView dy, TensorView x, TensorView dx) {
   TANDEM_CHECK(dx.dtype() == x.dtype() && dx.num_elements() == x.num_elements());
   with_real(x, [&]<class Real>(Real) {
     const auto backward = pitfalls_.on(Pitfall::gelu_with_erf) ? erf_gelu_backward<Real> : ops<Real>().gelu_backward;
-    parallel_pieces(threads_, x.num_elements(), kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+    pool_.run_pieces(x.num_elements(), kGrain, [&](std::int64_t begin, std::int64_t end, int) {
       backward(data_of<Real>(dy) + begin, data_of<Real>(x) + begin, data_of<Real>(dx) + begin, end - begin);
     });
   });

@@ -81,7 +81,7 @@ void choose_matrix_libraries(const std::string& wanted, cpu::CpuParts& parts) {
       }
       parts.single_library = make_library(candidate, *parts.tables);
     } else {
-      info.notes.push_back(fmt::format("fp64 matrix products by {}", library->name()));
+      info.matrix_library += fmt::format(" (fp64: {})", library->name());
     }
     parts.double_library = std::move(library);
     return;
@@ -96,9 +96,6 @@ std::unique_ptr<Kernels> make_cpu_kernels(const CpuKernelsOptions& options) {
   parts.info.backend = "cpu";
   parts.tables = &choose_instruction_set(options.instruction_set, parts.info);
   choose_matrix_libraries(options.matrix_library, parts);
-#if !defined(_OPENMP)
-  if (options.threads > 1) parts.info.notes.push_back("built without OpenMP: one thread per rank");
-#endif
   return std::make_unique<cpu::CpuKernels>(std::move(parts), options.threads, options.pitfalls);
 }
 

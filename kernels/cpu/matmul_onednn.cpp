@@ -12,8 +12,8 @@
 #include "core/error.h"
 
 #if defined(TANDEM_HAS_ONEDNN)
-// Declared here because oneDNN's OpenMP runtime is there even where this project is compiled without OpenMP (thread sanitizer),
-// and clang 14 cannot read g++ 12's <omp.h>.
+// Of oneDNN's OpenMP runtime. Declared here because this project is compiled without OpenMP, and clang 14 cannot read g++ 12's
+// <omp.h>.
 extern "C" {
 int omp_get_max_threads();
 void omp_set_num_threads(int);

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "kernels/cpu/huge_buffer.h"
-#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/worker_pool.h"
 #include "kernels/kernels.h"
 
 namespace tandem {
@@ -47,10 +47,11 @@ double matmul_peak(int threads) {
 /// fetches each line that it overwrites, which the second does not waste.
 double memory_peak(int threads) {
   constexpr std::int64_t kCount = std::int64_t{24} << 20, kGrain = 1 << 16;
+  cpu::WorkerPool pool(threads);
   const cpu::HugeBuffer a(kCount, 0.0F), b(kCount, 1.0F), c(kCount, 2.0F);
   const auto bytes_per_second = [&](const float* first, const float* second) {
     const double seconds = best_seconds(std::chrono::milliseconds(200), [&] {
-      cpu::parallel_pieces(threads, kCount, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+      pool.run_pieces(kCount, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
         float* const out = a.data();
 #pragma omp simd
         for (std::int64_t i = begin; i < end; ++i) out[i] = first[i] + 3.0F * second[i];
