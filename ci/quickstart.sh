@@ -39,7 +39,7 @@ say "Are 1, 2 and 4 data-parallel ranks the same as the reference? Error as a sh
 
 say "Training a small GPT on English text with 2 data-parallel ranks, and letting it write"
 rm -rf "$build/checkpoint"
-"$tandem" train docs/examples/tiny_text.json --data "$data" --set data=2 --steps 500 --out "$build/checkpoint"
+"$tandem" train docs/examples/tiny_text.json --data "$data" --set data=2 --steps 1200 --out "$build/checkpoint"
 "$tandem" generate --checkpoint "$build/checkpoint" --prompt "The licensee may " --tokens 200
 
 say "Done in $SECONDS s. The verdicts and measurements are in $build/result.json; more: $tandem --help"
