@@ -34,15 +34,19 @@ struct Plan {
   RunConfig config;
   std::string data;
   std::optional<std::filesystem::path> resume;
+  std::string output;  // folder of checkpoints; empty: none
 };
 
 Plan resolve(const TrainArguments& arguments) {
   Plan plan;
   plan.data = "synthetic";
+  plan.output = arguments.output;
   if (!arguments.resume.empty()) {
     if (!arguments.config_file.empty())
       throw InputError("--resume continues with the configuration of the checkpoint; leave CONFIG.json out and use --set");
     plan.resume = find_checkpoint(arguments.resume);
+    // A run goes on where it was, unless it is told to branch off.
+    if (plan.output.empty() && *plan.resume != std::filesystem::path(arguments.resume)) plan.output = arguments.resume;
     const CheckpointInfo info = read_checkpoint_info(*plan.resume);
     plan.config = info.config;
     plan.data = info.data;
@@ -97,7 +101,7 @@ int finish(const TrainArguments& arguments, const Plan& plan, const BatchSource&
   }
   if (!report.interrupted) return kGood;
   fmt::print(stderr, "tandem: interrupted after step {}{}\n", report.first_step + static_cast<std::int64_t>(report.steps.size()),
-             report.checkpoint.empty() ? "; nothing was saved (no --out)" : "; continue with --resume " + arguments.output);
+             report.checkpoint.empty() ? "; nothing was saved (no --out)" : "; continue with --resume " + plan.output);
   return kInterrupted;
 }
 
@@ -107,13 +111,13 @@ int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop)
   const Plan plan = resolve(arguments);
   const std::unique_ptr<BatchSource> source = open_data(plan.data, plan.config);
   print_header(plan.config, *source);
-  require_writable_folder(arguments.output, "--out");
+  require_writable_folder(plan.output, "--out");
   ProgressLine progress;
   TrainOptions options;
   options.config = plan.config;
   options.data = source.get();
   options.data_name = plan.data;
-  options.output = arguments.output;
+  options.output = plan.output;
   options.resume = plan.resume;
   options.stop = &stop;
   const std::int64_t total = plan.config.steps;
@@ -148,7 +152,7 @@ void add_train_command(CommandLine& line) {
       ->type_size(1)
       ->allow_extra_args(false);
   command->add_option("--resume", arguments->resume, "continue from the newest checkpoint in this folder");
-  command->add_option("--out", arguments->output, "folder for checkpoints");
+  command->add_option("--out", arguments->output, "folder for checkpoints; a resumed run goes on in its own");
   command->add_option("--trace", arguments->trace, "write the timeline as Chrome trace JSON (opens in Perfetto)");
   command->add_option("--json", arguments->json, "write losses, times and memory as JSON");
   std::string keys = "Example:\n  tandem train --data synthetic --steps 50 --set data=2\n\nKeys:\n";

@@ -178,6 +178,25 @@ TEST(Engine, EvaluatesTheLossThatTrainingReportsWithoutDropout) {
   });
 }
 
+TEST(Engine, EvaluatesInNoMoreActivationsThanItTrainsWith) {
+  const GptConfig model = small_model(true, 0.0);
+  const SyntheticCorpus corpus = corpus_of(model, RowShape::full);
+  run_threads_world({.ranks = 1}, [&](Communicator& comm) {
+    Arena arena;
+    const auto kernels = make_cpu_kernels({});
+    Engine engine({&comm, kernels.get(), &arena, nullptr, {}}, {model, plan_of(1, 1, "fp32"), {}, {}, 1, 5});
+    engine.store().initialise(model, Initialization::gpt2, 5);
+    const auto activations = static_cast<std::size_t>(MemoryCategory::activations);
+    engine.train_step(corpus.training_batch(0, 7), 0);
+    const std::int64_t trained = arena.ledger().peak()[activations];
+    arena.ledger().reset_peaks();
+
+    (void)engine.evaluate(corpus.training_batch(1, 7));
+
+    EXPECT_LE(arena.ledger().peak()[activations], trained);
+  });
+}
+
 TEST(Engine, GivesBackAllMemoryButItsState) {
   const GptConfig model = small_model(true, 0.1);
   const SyntheticCorpus corpus = corpus_of(model, RowShape::full);

@@ -227,10 +227,10 @@ double GptStage::evaluate(const Batch& batch) {
   training_ = false;
   const MicroBatchShape shape = micro_batch_.shape();
   const auto dtype = store_.parameter(wte_).dtype();
-  const auto hold = [&](auto& target, const auto& carve) {
+  const auto hold = [&](auto& target, const auto& carve, MemoryCategory category = MemoryCategory::activations) {
     Carver counter(nullptr, dtype);
     carve(counter, model_, shape);
-    Arena::Buffer memory = context_.arena->allocate(counter.size_bytes(), MemoryCategory::activations);
+    Arena::Buffer memory = context_.arena->allocate(counter.size_bytes(), category);
     Carver carver(memory.data(), dtype);
     target = carve(carver, model_, shape);
     return memory;
@@ -247,7 +247,7 @@ double GptStage::evaluate(const Batch& batch) {
     if (layer > 0) block_memory_[static_cast<std::size_t>(layer - 1)].release();
   }
   head_memory_ = hold(head_, carve_head);
-  head_workspace_memory_ = hold(head_workspace_, carve_head_workspace);
+  head_workspace_memory_ = hold(head_workspace_, carve_head_workspace, MemoryCategory::workspace);
   forward_head_norm(block_input(model_.layers));
   double sum = 0;
   for (std::int64_t first = 0; first < shape.tokens(); first += kLogitsChunkTokens) {

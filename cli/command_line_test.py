@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The program as its user meets it: exit statuses, one clear line for what is wrong, clean stops. Run by CTest with the program."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+TANDEM = os.path.abspath(sys.argv.pop(1))
+SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SMALL = ["--set", "hidden=16", "--set", "layers=1", "--set", "heads=2", "--set", "sequence=16"]
+
+
+class CommandLine(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def path(self, name, content=None):
+        path = os.path.join(self.folder.name, name)
+        if content is not None:
+            with open(path, "wb") as file:
+                file.write(content)
+        return path
+
+    def run_tandem(self, *arguments):
+        return subprocess.run([TANDEM, *arguments], capture_output=True, text=True, errors="replace", timeout=120, cwd=self.folder.name)
+
+    def refused(self, *arguments, says):
+        """Exit status 2, and one line on standard error that says each of `says`."""
+        done = self.run_tandem(*arguments)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        self.assertTrue(done.stderr.startswith("tandem: "), done.stderr)
+        for text in [says] if isinstance(says, str) else says:
+            self.assertIn(text, done.stderr)
+
+    # ---- data
+
+    def test_missing_file(self):
+        self.refused("train", "--data", "/nonexistent", says=["/nonexistent", "No such file"])
+
+    def test_empty_file(self):
+        self.refused("train", "--data", self.path("empty.txt", b""), says=["empty.txt", "empty"])
+
+    def test_binary_file(self):
+        self.refused("train", "--data", self.path("b.bin", bytes([0x90, 1, 2, 3])), says=["b.bin", "not UTF-8", "offset 0"])
+
+    def test_text_with_nul(self):
+        self.refused("train", "--data", self.path("nul.txt", b"ab\0cd"), says="nul.txt")
+
+    def test_folder_as_data(self):
+        self.refused("train", "--data", self.folder.name, says="directory")
+
+    def test_text_shorter_than_a_sample(self):
+        self.refused("train", "--data", self.path("short.txt", b"hello"), says=["6 tokens", "65"])
+
+    def test_tokens_beyond_the_vocabulary(self):
+        text = self.path("t.txt", b"some text that is long enough for one sample or two " * 20)
+        self.refused("train", "--data", text, "--set", "vocabulary=100", says=["255", "vocabulary of 100"])
+
+    def test_unknown_tokenizer(self):
+        text = self.path("t.txt", b"text")
+        self.refused("data", "prepare", "--input", text, "--tokenizer", "words", "--out", self.path("x"), says=["'words'", "bytes"])
+
+    def test_inspect_nothing(self):
+        self.refused("data", "inspect", self.path("nothing"), says="nothing.idx")
+
+    # ---- configuration
+
+    def test_heads_that_do_not_divide(self):
+        self.refused("train", "--set", "heads=5", says=["heads is 5", "hidden 64"])
+
+    def test_more_ranks_than_rows(self):
+        self.refused("train", "--set", "data=9", "--set", "rows=8", says=["data is 9", "8 rows"])
+
+    def test_misspelled_key_in_a_file(self):
+        self.refused("train", self.path("c.json", b'{"model": {"hiden": 64}}'), says=["model.hiden", "c.json", "model.hidden"])
+
+    def test_file_that_is_not_json(self):
+        self.refused("train", self.path("c.json", b'{"model": '), says=["c.json", "line"])
+
+    def test_unknown_setting(self):
+        self.refused("train", "--set", "foo=1", says="'foo'")
+
+    def test_setting_without_value(self):
+        self.refused("train", "--set", "heads", says="heads")
+
+    def test_what_is_not_implemented(self):
+        for setting in ("tensor=2", "pipeline=2", "zero=1", "precision=bf16", "recompute=full"):
+            self.refused("train", "--set", setting, says=setting.split("=")[0])
+
+    def test_steps_below_one(self):
+        self.refused("train", "--steps", "-3", says=["--steps", "at least 1"])
+
+    # ---- commands
+
+    def test_unknown_command(self):
+        self.refused("trian", says=["'trian'", "'train'"])
+
+    def test_no_command(self):
+        self.refused(says="--help")
+
+    def test_unknown_suite(self):
+        self.refused("run", "data_paralel", says=["data_paralel", "data_parallel"])
+
+    def test_unknown_pitfall(self):
+        self.refused("pitfalls", "no_such", says="no_such")
+
+    def test_backend_that_is_not_built(self):
+        self.refused("run", "data_parallel", "--backend", "cuda", says="cuda")
+
+    def test_golden_folder_without_a_set(self):
+        self.refused("golden", self.folder.name, says="config.json")
+
+    def test_golden_plan_that_does_not_fit(self):
+        self.refused("golden", f"{SOURCE}/results/golden/tiny", "--set", "tensor=2", says="tensor")
+
+    def test_compare_with_what_is_no_result(self):
+        self.refused("compare", self.path("a.json", b"{}"), self.path("b.json", b"{}"), says=".json")
+
+    def test_generate_without_a_checkpoint(self):
+        self.refused("generate", "--checkpoint", self.folder.name, "--prompt", "x", says="no checkpoint here")
+
+    def test_result_file_in_no_folder(self):
+        self.refused("run", "harness", "--out", "/nonexistent/r.json", says=["--out", "/nonexistent"])
+
+    def test_checkpoint_folder_that_cannot_be_made(self):
+        self.refused("train", "--steps", "1", "--out", "/proc/nothing", says=["--out", "/proc/nothing"])
+
+    # ---- what works
+
+    def test_no_space_for_the_result_is_status_4(self):
+        done = self.run_tandem("run", "harness/timer", "--without-peak", "--out", "/dev/full")
+        self.assertEqual(done.returncode, 4, done.stderr)
+        self.assertIn("No space left", done.stderr)
+
+    def test_every_help_ends_with_an_example(self):
+        for command in (["list"], ["run"], ["train"], ["generate"], ["golden"], ["data", "prepare"], ["data", "inspect"], ["compare"],
+                        ["pitfalls"]):
+            done = self.run_tandem(*command, "--help")
+            self.assertEqual(done.returncode, 0)
+            self.assertIn("Example", done.stdout, command)
+
+    def test_train_resume_generate(self):
+        out = self.path("run")
+        text = self.path("t.txt", b"the quick brown fox jumps over the lazy dog. " * 60)
+        first = self.run_tandem("train", "--data", text, "--steps", "4", "--out", out, "--json", self.path("r.json"), *SMALL)
+        self.assertEqual(first.returncode, 0, first.stderr)
+        with open(self.path("r.json")) as file:
+            report = json.load(file)
+        self.assertEqual(len(report["loss"]), 4)
+        self.assertGreater(report["peak_bytes"]["activations"], 0)
+        again = self.run_tandem("train", "--resume", out, "--steps", "6")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertIn("step-00000006", again.stdout)
+        said = self.run_tandem("generate", "--checkpoint", out, "--prompt", "the ", "--tokens", "9")
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertTrue(said.stdout.startswith("the "))
+
+    def test_prepared_data_trains_like_its_text(self):
+        text = self.path("t.txt", b"the quick brown fox jumps over the lazy dog. " * 60)
+        prefix = self.path("prepared")
+        self.assertEqual(self.run_tandem("data", "prepare", "--input", text, "--tokenizer", "bytes", "--out", prefix).returncode, 0)
+        self.assertEqual(self.run_tandem("data", "inspect", prefix).returncode, 0)
+        losses = []
+        for data in (text, prefix):
+            self.assertEqual(self.run_tandem("train", "--data", data, "--steps", "3", "--json", self.path("r.json"), *SMALL).returncode, 0)
+            with open(self.path("r.json")) as file:
+                losses.append(json.load(file)["loss"])
+        self.assertEqual(losses[0], losses[1])
+
+    def test_run_writes_a_result_that_compares_with_itself(self):
+        result = self.path("r.json")
+        done = self.run_tandem("run", "data_parallel/ranks2/accum1/fp32", "--without-peak", "--out", result, "--junit", self.path("j.xml"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(result) as file:
+            case = json.load(file)["cases"][0]
+        self.assertEqual(case["status"], "pass")
+        self.assertLess(case["equivalence"]["error_over_bound"], 1)
+        self.assertEqual(self.run_tandem("compare", result, result).returncode, 0)
+
+    def test_an_interrupt_saves_the_run(self):
+        out = self.path("run")
+        process = subprocess.Popen([TANDEM, "train", "--steps", "10000000", "--out", out, *SMALL], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        process.stdout.readline()  # it has begun
+        while not process.stdout.readline().startswith("step"):
+            pass
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, error)
+        self.assertIn("continue with --resume", error)
+        self.assertTrue(os.path.exists(os.path.join(out, "latest")))
+
+    def test_an_interrupt_keeps_the_cases_so_far(self):
+        result = self.path("r.json")
+        process = subprocess.Popen([TANDEM, "run", "--full", "--without-peak", "--repetitions", "100", "--out", result],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process.stdout.readline()  # the machine's line: signals are caught by now
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 130, error)
+        with open(result) as file:
+            self.assertTrue(json.load(file)["environment"]["interrupted"])
+
+
+if __name__ == "__main__":
+    unittest.main()
