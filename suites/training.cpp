@@ -17,6 +17,7 @@
 #include "optimized/training/trainer.h"
 #include "reference/generation.h"
 #include "suites/golden.h"
+#include "suites/pair.h"
 #include "suites/scratch_folder.h"
 #include "suites/suites.h"
 
@@ -212,6 +213,43 @@ Case text_case() {
   return result;
 }
 
+// ---- memory
+
+// GPT-2 124M, batch 4 x 64: everything that a rank's arena holds at its fullest, against what must be kept.
+Case memory_case() {
+  RunConfig config;
+  config.model = {.vocabulary = 50257, .sequence = 64, .layers = 12, .hidden = 768, .heads = 12};
+  config.plan.batch = {4, 1};
+  config.steps = 2;
+  config.evaluate_every_steps = 0;
+  config.evaluate_batches = 1;
+  Case result =
+      training_case("memory/gpt2_124m", "peak memory of a rank within 5 % of parameters, gradients, moments and activations",
+                    Criterion::convergence, false);
+  result.model = config.model;
+  result.plan = config.plan;
+  result.execute = [config](const RunContext& context) {
+    const SyntheticCorpus corpus(
+        {.vocabulary = config.model.vocabulary, .sequence = config.model.sequence, .seed = context.seed});
+    TrainOptions options;
+    options.config = config;
+    options.config.plan.threads_per_rank = context.threads_per_rank;
+    options.data = &corpus;
+    options.pitfalls = context.pitfalls;
+    const double peak = static_cast<double>(train(options).ledgers.front().peak_total());
+    double predicted = 0;
+    for (const std::int64_t bytes : predicted_peak(config.model, config.plan, OptimizerKind::adamw, config.model.sequence)) {
+      predicted += static_cast<double>(bytes);
+    }
+    CaseEvidence evidence;
+    evidence.properties.push_back(
+        {"peak_bytes", peak, Relation::at_most, 1.05 * predicted,
+         fmt::format("1.05 x {:.0f} bytes of parameters, gradients, moments and kept activations", predicted), -1, ""});
+    return evidence;
+  };
+  return result;
+}
+
 // ---- resume
 
 std::vector<double> state_of(const Engine& engine) {
@@ -337,6 +375,7 @@ void add_training_cases(CaseList& cases, const SuiteOptions& options) {
   cases.push_back(entropy_floor_case(1, true));
   cases.push_back(entropy_floor_case(3, false));
   cases.push_back(text_case());
+  cases.push_back(memory_case());
 }
 
 }  // namespace tandem
