@@ -10,7 +10,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 use_huge_pages
 
-asan_labels="core kernels optimized harness"
+asan_labels="kernels optimized"
 tsan_labels="optimized"
 while (($#)); do
   case $1 in

@@ -5,11 +5,11 @@
 
 namespace tandem::detail {
 
-void throw_contract_error(std::string_view expr, std::source_location at, std::string_view why) {
-  std::string_view file = at.file_name();
+void throw_contract_error(std::string_view expr, Place at, std::string_view why) {
+  std::string_view file = at.file;
   if (const auto slash = file.find_last_of('/'); slash != std::string_view::npos) file.remove_prefix(slash + 1);
-  throw ContractError(why.empty() ? fmt::format("{}:{}: {} does not hold", file, at.line(), expr)
-                                  : fmt::format("{}:{}: {} ({} does not hold)", file, at.line(), why, expr));
+  throw ContractError(why.empty() ? fmt::format("{}:{}: {} does not hold", file, at.line, expr)
+                                  : fmt::format("{}:{}: {} ({} does not hold)", file, at.line, why, expr));
 }
 
 }  // namespace tandem::detail

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <concepts>
-#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -46,11 +44,13 @@ class PeerError : public Error {
 
 namespace detail {
 
-[[noreturn]] void throw_contract_error(std::string_view expr, std::source_location at, std::string_view why);
+/// Where a check stands. Not std::source_location: clang 14, which clang-tidy is here, does not have it.
+struct Place {
+  std::string_view file;
+  int line;
+};
 
-inline void check(std::same_as<bool> auto holds, std::string_view expr, std::source_location at, std::string_view why = {}) {
-  if (!holds) throw_contract_error(expr, at, why);
-}
+[[noreturn]] void throw_contract_error(std::string_view expr, Place at, std::string_view why = {});
 
 }  // namespace detail
 }  // namespace tandem
@@ -59,5 +59,5 @@ inline void check(std::same_as<bool> auto holds, std::string_view expr, std::sou
 /// The text is evaluated only when the condition is false.
 #define TANDEM_CHECK(condition, ...)                                                                                             \
   do {                                                                                                                           \
-    if (!(condition)) ::tandem::detail::check(false, #condition, std::source_location::current() __VA_OPT__(, ) __VA_ARGS__);    \
+    if (!(condition)) ::tandem::detail::throw_contract_error(#condition, {__FILE__, __LINE__} __VA_OPT__(, ) __VA_ARGS__);       \
   } while (false)
