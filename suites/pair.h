@@ -29,7 +29,7 @@ struct PairInputs {
 };
 
 /// The reference's record, as the stages that harness/evidence.h lists. `ranks` and `micro_batches`: simulated in lockstep.
-/// Real is float or double (or long double, the truth of fp64 cases).
+/// Real is float or double.
 template <class Real>
 [[nodiscard]] Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batches);
 
