@@ -91,7 +91,7 @@ class CommandLine(unittest.TestCase):
         self.refused("train", "--set", "heads", says="heads")
 
     def test_what_is_not_implemented(self):
-        for setting in ("tensor=2", "pipeline=2", "zero=1", "precision=bf16", "recompute=full"):
+        for setting in ("zero=1", "precision=bf16", "recompute=full"):
             self.refused("train", "--set", setting, says=setting.split("=")[0])
 
     def test_steps_below_one(self):
@@ -118,7 +118,17 @@ class CommandLine(unittest.TestCase):
         self.refused("golden", self.folder.name, says="config.json")
 
     def test_golden_plan_that_does_not_fit(self):
-        self.refused("golden", f"{SOURCE}/results/golden/tiny", "--set", "tensor=2", says="tensor")
+        for setting, reason in (("tensor=4", "does not divide heads 2"), ("pipeline=3", "3 stages of 2 layers"),
+                                ("expert=2", "model.experts is 0"), ("chunks=2", "pipeline of at least 2"),
+                                ("stage_layers=1-2", "stages"), ("rank_order=tensor-data", "rank_order"),
+                                ("sequence_parallel=true", "tensor of at least 2"), ("context=9", "18 tokens")):
+            self.refused("golden", f"{SOURCE}/results/golden/tiny", "--set", setting, says=reason)
+
+    def test_golden_under_every_axis(self):
+        for settings in (["tensor=2"], ["pipeline=2"], ["context=2"], ["data=2", "tensor=2", "pipeline=2"],
+                         ["pipeline=2", "pipeline_schedule=zb-h1"], ["tensor=2", "sequence_parallel=true"]):
+            done = self.run_tandem("golden", f"{SOURCE}/results/golden/tiny", *[part for s in settings for part in ("--set", s)])
+            self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
 
     def test_compare_with_what_is_no_result(self):
         self.refused("compare", self.path("a.json", b"{}"), self.path("b.json", b"{}"), says=".json")

@@ -28,13 +28,15 @@ int generate_action(const GenerateArguments& arguments, const std::atomic<bool>&
     throw InputError(fmt::format("{}: this model has a vocabulary of {}, so it was not trained on text; text needs 256",
                                  folder.string(), info.config.model.vocabulary));
   }
+  if (info.config.model.experts > 0) {
+    throw InputError(fmt::format("{}: generation from a model with experts is not implemented", folder.string()));
+  }
   fmt::print("{}", arguments.prompt);
   run_threads_world({.ranks = 1}, [&](Communicator& comm) {
-    TrainingPlan plan = info.config.plan;
-    plan.parallel.data = 1;
+    const TrainingPlan plan = on_one_rank(info.config.plan);
     Arena arena;
     const auto kernels = make_cpu_kernels({});
-    const RankContext context{&comm, kernels.get(), &arena, nullptr, {}};
+    const RankContext context{&comm, kernels.get(), &arena, nullptr, {}, {}};
     Engine engine(context, {info.config.model, plan, info.config.optimizer, {}, 1, 1});
     load_checkpoint(folder, info, engine);
     GenerateOptions options = arguments.options;

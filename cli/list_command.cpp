@@ -44,9 +44,9 @@ std::string as_ctest(const CaseList& cases, const std::string& program) {
     if (!entry.quick) continue;
     text += fmt::format("add_test([[case/{0}]] [[{1}]] run [[{0}]] --without-peak)\n", entry.name, program);
     text += fmt::format(
-        "set_tests_properties([[case/{}]] PROPERTIES LABELS {} TIMEOUT 300 SKIP_REGULAR_EXPRESSION \"0 passed, 0 failed, 1 "
+        "set_tests_properties([[case/{}]] PROPERTIES LABELS {} TIMEOUT 300 {} SKIP_REGULAR_EXPRESSION \"0 passed, 0 failed, 1 "
         "skipped\")\n",
-        entry.name, entry.suite);
+        entry.name, entry.suite, entry.timed ? "RUN_SERIAL TRUE" : "");
   }
   return text;
 }

@@ -58,7 +58,7 @@ int pitfalls_action(const CommandLine& line, const PitfallArguments& arguments) 
     options.context = to_context(arguments.options);
     options.context.pitfalls = info.switched_on();
     options.interrupted = &line.stop;
-    const RunOutcome outcome = run_cases(select_cases(cases, info.caught_by, Tier::full), options);
+    const RunOutcome outcome = run_cases(select_cases(cases, info.patterns(), Tier::full), options);
     if (outcome.interrupted) break;
     outcomes.push_back(assess(info, outcome.results));
   }

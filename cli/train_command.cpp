@@ -14,6 +14,7 @@
 #include "harness/chrome_trace.h"
 #include "optimized/checkpoint/checkpoint.h"
 #include "optimized/training/trainer.h"
+#include "suites/pair.h"
 
 namespace tandem {
 namespace {
@@ -70,8 +71,9 @@ void print_header(const RunConfig& config, const BatchSource& source) {
   fmt::print("model: {:.2f} M parameters, {} layers, hidden {}, {} heads, vocabulary {}, sequence {}\n",
              static_cast<double>(num_parameters(config.model)) * 1e-6, config.model.layers, config.model.hidden,
              config.model.heads, config.model.vocabulary, config.model.sequence);
-  fmt::print("plan:  {} data rank(s) x {} thread(s), {} rows in {} micro-batch(es), {}\n", config.plan.parallel.data,
-             config.plan.threads_per_rank, config.plan.batch.rows, config.plan.batch.micro_batches, config.plan.precision);
+  fmt::print("plan:  {} rank(s) ({}) x {} thread(s), {} rows in {} micro-batch(es), {}\n", config.plan.parallel.world_size(),
+             describe_layout(config.plan), config.plan.threads_per_rank, config.plan.batch.rows, config.plan.batch.micro_batches,
+             config.plan.precision);
   fmt::print("data:  {}\n", source.describe());
 }
 

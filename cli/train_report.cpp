@@ -8,6 +8,7 @@
 
 #include "harness/measurement.h"
 #include "harness/text_table.h"
+#include "suites/benefits.h"
 #include "suites/pair.h"
 
 namespace tandem {

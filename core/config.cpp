@@ -60,6 +60,10 @@ std::optional<FieldValue> convert(const ConfigField& field, const Json& value) {
       const auto number = value.get<double>();
       return std::isfinite(number) && field.range.contains(number) ? std::optional<FieldValue>(number) : std::nullopt;
     }
+    case FieldType::text:  // a number is how --set reads the text of one
+      return value.is_string()           ? std::optional<FieldValue>(value.get<std::string>())
+             : value.is_number_integer() ? std::optional<FieldValue>(value.dump())
+                                         : std::nullopt;
     case FieldType::choice: break;
   }
   if (!value.is_string() || std::ranges::count(field.choices, value.get<std::string>()) == 0) return std::nullopt;

@@ -69,6 +69,19 @@ ConfigField choice(std::string section, std::string key, std::vector<std::pair<s
   return field;
 }
 
+// Any text; what it may say is for conflicts() to judge.
+template <class Access>
+ConfigField text(std::string section, std::string key, std::string meaning, Access access) {
+  ConfigField field;
+  field.section = std::move(section);
+  field.key = std::move(key);
+  field.type = FieldType::text;
+  field.meaning = std::move(meaning);
+  field.get = [access](const RunConfig& config) { return FieldValue(access(config)); };
+  field.set = [access](RunConfig& config, const FieldValue& value) { access(config) = std::get<std::string>(value); };
+  return field;
+}
+
 // Accessors: the member of one section, of a const or a mutable configuration.
 constexpr auto in_model = [](auto member) {
   return [member](auto& config) -> auto& { return config.model.*member; };
@@ -101,6 +114,14 @@ void add_model(std::vector<ConfigField>& fields) {
   fields.push_back(number("model", "heads", kPositiveInt, "attention heads; must divide hidden", in_model(&GptConfig::heads)));
   fields.push_back(number("model", "mlp_hidden", {.low = 0, .high = kLargestInt}, "width of the MLP; 0 means 4 x hidden",
                           in_model(&GptConfig::mlp_hidden)));
+  fields.push_back(number("model", "experts", {.low = 0, .high = kLargestInt}, "experts of each MLP; 0 means one dense MLP",
+                          in_model(&GptConfig::experts)));
+  fields.push_back(
+      number("model", "expert_choices", {.low = 1, .high = 2}, "experts of each token", in_model(&GptConfig::expert_choices)));
+  fields.push_back(number("model", "capacity_factor", kPositive, "places of an expert over its even share of a row's tokens",
+                          in_model(&GptConfig::capacity_factor)));
+  fields.push_back(number("model", "auxiliary_loss_weight", kNonNegative, "of the load-balancing loss",
+                          in_model(&GptConfig::auxiliary_loss_weight)));
   fields.push_back(flag("model", "tied", "the head is the token embedding", in_model(&GptConfig::tied)));
   fields.push_back(
       number("model", "layer_norm_epsilon", kPositive, "added to the variance", in_model(&GptConfig::layer_norm_epsilon)));
@@ -138,8 +159,20 @@ void add_plan(std::vector<ConfigField>& fields) {
   fields.push_back(number(
       "plan", "bucket_bytes", kAnyCount, "size of a gradient bucket; 0 means one bucket",
       [](auto& config) -> auto& { return config.plan.buckets.bucket_bytes; }));
-  fields.push_back(choice<std::string>("plan", "pipeline_schedule", {{"none", "none"}}, "order of pipeline work",
-                                       in_plan(&TrainingPlan::schedule)));
+  fields.push_back(choice<std::string>(
+      "plan", "pipeline_schedule",
+      {{"gpipe", "gpipe"}, {"1f1b", "1f1b"}, {"interleaved", "interleaved"}, {"zb-h1", "zb-h1"}, {"zb-v", "zb-v"}},
+      "order of pipeline work", [](auto& config) -> auto& { return config.plan.pipeline.schedule; }));
+  fields.push_back(number(
+      "plan", "chunks", kPositiveInt, "model chunks of each pipeline rank (interleaved, zb-v)",
+      [](auto& config) -> auto& { return config.plan.pipeline.chunks; }));
+  fields.push_back(text(
+      "plan", "stage_layers", "layers of each pipeline stage, as in 3-2-2-1; empty: dealt evenly",
+      [](auto& config) -> auto& { return config.plan.pipeline.stage_layers; }));
+  fields.push_back(flag("plan", "sequence_parallel", "norm, dropout and residual on slices of the tokens over tensor ranks",
+                        in_plan(&TrainingPlan::sequence_parallel)));
+  fields.push_back(text("plan", "rank_order", "numbering of ranks, fastest axis first, as in tensor-context-data-pipeline",
+                        in_plan(&TrainingPlan::rank_order)));
   fields.push_back(choice<std::string>("plan", "recompute", {{"none", "none"}}, "activations computed again in the backward pass",
                                        in_plan(&TrainingPlan::recompute)));
   fields.push_back(number("plan", "zero", {.low = 0, .high = 0}, "ZeRO stage", in_plan(&TrainingPlan::zero_stage)));
@@ -217,6 +250,7 @@ std::string accepted_values(const ConfigField& field) {
   const FieldRange& range = field.range;
   switch (field.type) {
     case FieldType::flag: return "true or false";
+    case FieldType::text: return "text";
     case FieldType::unsigned_integer: return fmt::format("an integer from 0 to {}", std::numeric_limits<std::uint64_t>::max());
     case FieldType::integer:
       return range.low == range.high ? fmt::format("{:.0f}", range.low)
@@ -234,6 +268,7 @@ std::string type_column(const ConfigField& field) {
   const std::string_view type = field.type == FieldType::real ? "number" : "integer";
   switch (field.type) {
     case FieldType::flag: return "true|false";
+    case FieldType::text: return "text";
     case FieldType::choice: return fmt::format("{}", fmt::join(field.choices, "|"));
     case FieldType::unsigned_integer: return "integer >= 0";
     case FieldType::integer:

@@ -16,7 +16,7 @@ namespace tandem {
 /// What a configuration field holds; uint64 for seeds alone, every other integer is int64.
 using FieldValue = std::variant<bool, std::int64_t, std::uint64_t, double, std::string>;
 
-enum class FieldType : std::uint8_t { flag, integer, unsigned_integer, real, choice };
+enum class FieldType : std::uint8_t { flag, integer, unsigned_integer, real, choice, text };
 
 /// Legal values of a number. An infinite end is no limit.
 struct FieldRange {

@@ -47,6 +47,7 @@ std::string changed_value(const ConfigField& field) {
     case FieldType::unsigned_integer: return "18446744073709551615";
     case FieldType::integer: return std::to_string(static_cast<std::int64_t>(field.range.high));
     case FieldType::real: return std::get<double>(now) == 0.625 ? "0.5" : "0.625";
+    case FieldType::text: return R"("3-2-2-1")";
     case FieldType::choice: break;
   }
   return '"' + field.choices.back() + '"';
@@ -58,7 +59,7 @@ TEST(ConfigFields, HaveUniqueKeysAndAMeaning) {
     EXPECT_TRUE(keys.insert(field.key).second) << field.key;
     EXPECT_FALSE(field.meaning.empty()) << field.key;
   }
-  EXPECT_EQ(keys.size(), 43U);
+  EXPECT_EQ(keys.size(), 51U);
 }
 
 TEST(ConfigFields, EachReadsBackWhatWasSetAndNothingElseMoves) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/model_config.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -36,17 +37,37 @@ void validate(const GptConfig& model) {
                                  model.heads, model.hidden));
   }
   if (!(model.layer_norm_epsilon > 0)) throw InputError("model.layer_norm_epsilon must be positive");
+  if (model.experts < 0) throw InputError(fmt::format("model.experts is {}, it must be 0 (dense) or more", model.experts));
+  if (model.experts > 0 && (model.expert_choices < 1 || model.expert_choices > std::min(2, model.experts))) {
+    throw InputError(fmt::format("model.expert_choices is {}, it must be 1 or 2 and at most model.experts {}",
+                                 model.expert_choices, model.experts));
+  }
+  if (!(model.capacity_factor > 0)) throw InputError("model.capacity_factor must be positive");
+  if (!(model.auxiliary_loss_weight >= 0)) throw InputError("model.auxiliary_loss_weight must not be negative");
   require_probability(model.embedding_dropout, "embedding_dropout");
   require_probability(model.attention_dropout, "attention_dropout");
   require_probability(model.residual_dropout, "residual_dropout");
+}
+
+std::int64_t GptConfig::expert_capacity(std::int64_t row_tokens) const {
+  if (experts == 0) return 0;
+  const double share = capacity_factor * expert_choices * static_cast<double>(row_tokens) / experts;
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::ceil(share)), 1, std::max<std::int64_t>(1, row_tokens));
 }
 
 std::vector<ParameterSpec> gpt_parameters(const GptConfig& model) {
   const std::int64_t hidden = model.hidden;
   const std::int64_t width = model.mlp_width();
   std::vector<ParameterSpec> list;
-  const auto add = [&](std::string name, Shape shape, ParameterKind kind, int layer = -1, bool residual = false) {
-    list.push_back({std::move(name), std::move(shape), kind, layer, residual});
+  const auto add = [&](std::string name, Shape shape, ParameterKind kind, int layer = -1, bool residual = false,
+                       int expert = -1) {
+    list.push_back({std::move(name), std::move(shape), kind, layer, residual, expert});
+  };
+  const auto add_mlp = [&](const std::string& prefix, int layer, int expert) {
+    add(prefix + "c_fc.weight", {hidden, width}, ParameterKind::matrix, layer, false, expert);
+    add(prefix + "c_fc.bias", {width}, ParameterKind::bias, layer, false, expert);
+    add(prefix + "c_proj.weight", {width, hidden}, ParameterKind::matrix, layer, true, expert);
+    add(prefix + "c_proj.bias", {hidden}, ParameterKind::bias, layer, false, expert);
   };
   add("wte.weight", {model.vocabulary, hidden}, ParameterKind::token_embedding);
   add("wpe.weight", {model.sequence, hidden}, ParameterKind::position_embedding);
@@ -60,10 +81,9 @@ std::vector<ParameterSpec> gpt_parameters(const GptConfig& model) {
     add(prefix + "attn.c_proj.bias", {hidden}, ParameterKind::bias, layer);
     add(prefix + "ln_2.weight", {hidden}, ParameterKind::norm_weight, layer);
     add(prefix + "ln_2.bias", {hidden}, ParameterKind::norm_bias, layer);
-    add(prefix + "mlp.c_fc.weight", {hidden, width}, ParameterKind::matrix, layer);
-    add(prefix + "mlp.c_fc.bias", {width}, ParameterKind::bias, layer);
-    add(prefix + "mlp.c_proj.weight", {width, hidden}, ParameterKind::matrix, layer, true);
-    add(prefix + "mlp.c_proj.bias", {hidden}, ParameterKind::bias, layer);
+    if (model.experts == 0) add_mlp(prefix + "mlp.", layer, -1);
+    if (model.experts > 0) add(prefix + "mlp.router.weight", {hidden, model.experts}, ParameterKind::router, layer);
+    for (int e = 0; e < model.experts; ++e) add_mlp(fmt::format("{}mlp.experts.{}.", prefix, e), layer, e);
   }
   add("ln_f.weight", {hidden}, ParameterKind::norm_weight);
   add("ln_f.bias", {hidden}, ParameterKind::norm_bias);
@@ -86,6 +106,8 @@ double initial_value(const GptConfig& model, const ParameterSpec& parameter, Ini
     case ParameterKind::norm_weight: value = scattered ? 1.0 + kScatteredNormStddev * normal() : 1.0; break;
     case ParameterKind::bias:
     case ParameterKind::norm_bias: value = scattered ? kInitStddev * normal() : 0.0; break;
+    // Router logits are of order 1 from the start: choices differ between tokens, and few lie within rounding of a tie.
+    case ParameterKind::router: value = normal() / std::sqrt(static_cast<double>(model.hidden)); break;
     default: value = kInitStddev * normal() * (parameter.residual_projection ? 1.0 / std::sqrt(2.0 * model.layers) : 1.0);
   }
   return static_cast<double>(static_cast<float>(value));

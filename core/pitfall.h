@@ -34,6 +34,43 @@ enum class Pitfall : std::uint8_t {
   clip_without_epsilon,
   dropout_keyed_by_local_row,
   resume_forgets_moments,
+  // tensor parallelism
+  replicated_counted_per_tensor_rank,
+  dropout_stream_out_of_step,
+  attention_dropout_keyed_by_local_head,
+  softmax_term_skipped_off_owner,
+  padding_in_softmax,
+  row_bias_on_every_rank,
+  row_bias_divided,
+  norm_gradient_not_reduced,
+  norm_gradient_averaged,
+  column_input_gradient_not_reduced,
+  // pipeline parallelism
+  tied_embedding_summed_after_scatter,
+  tied_embedding_not_summed,
+  gradient_scaled_per_micro_batch,
+  labels_of_another_micro_batch,
+  messages_without_envelope,
+  send_buffer_reused_early,
+  weight_part_skipped_once,
+  // context parallelism
+  ring_merge_forgets_normaliser,
+  context_positions_local,
+  context_gradients_not_reduced,
+  zigzag_mask_by_local_index,
+  // expert parallelism
+  auxiliary_loss_per_micro_batch,
+  expert_gradient_reduced_over_data,
+  dropped_token_takes_slot_zero,
+  gates_not_renormalised,
+  // compositions
+  groups_from_transposed_grid,
+  reduction_over_wrong_group,
+  rows_by_world_rank,
+  replicated_clipped_on_tensor_rank_zero,
+  stage_clips_by_own_norm,
+  // collectives
+  reduced_element_flipped,
   // metrics
   full_attention_flops,
   peak_of_one_device,

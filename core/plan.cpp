@@ -1,37 +1,146 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/plan.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include <fmt/format.h>
+
+#include "core/pipeline_layout.h"
+#include "core/process_grid.h"
 
 namespace tandem {
 namespace {
 
-void require_one(std::vector<Conflict>& found, int degree, const std::string& option) {
-  if (degree < 1) {
-    found.push_back({option, fmt::format("{} is {}, it must be at least 1", option, degree)});
-  } else if (degree > 1) {
-    found.push_back({option, fmt::format("{} = {} is not implemented yet; use 1", option, degree)});
+using Conflicts = std::vector<Conflict>;
+
+bool positive(Conflicts& found, std::int64_t value, const std::string& option) {
+  if (value < 1) found.push_back({option, fmt::format("{} is {}, it must be at least 1", option, value)});
+  return value >= 1;
+}
+
+// What is dealt to the ranks of an axis must divide by their number.
+void divides(Conflicts& found, int degree, const std::string& option, std::int64_t total, const std::string& what) {
+  if (total % degree == 0) return;
+  found.push_back({option, fmt::format("{} = {} does not divide {} {}", option, degree, what, total)});
+}
+
+void check_tensor(Conflicts& found, const TrainingPlan& plan, const GptConfig& model) {
+  const int degree = plan.parallel.tensor;
+  divides(found, degree, "tensor", model.heads, "heads");
+  divides(found, degree, "tensor", model.mlp_width(), "mlp_hidden");
+  if (degree > model.vocabulary) {
+    found.push_back({"tensor", fmt::format("tensor = {} is more than the vocabulary of {}", degree, model.vocabulary)});
+  }
+  if (plan.sequence_parallel && degree == 1) {
+    found.push_back({"sequence_parallel", "sequence_parallel splits tokens over tensor ranks; it needs tensor of at least 2"});
   }
 }
 
+void check_schedule(Conflicts& found, const TrainingPlan& plan) {
+  const int ranks = plan.parallel.pipeline;
+  const int chunks = plan.pipeline.chunks;
+  const std::string_view schedule = plan.pipeline.effective_schedule();
+  const auto wants_chunks = [&](bool good, const std::string& wanted) {
+    if (!good) found.push_back({"chunks", fmt::format("schedule {} needs {}, not chunks = {}", schedule, wanted, chunks)});
+  };
+  if (schedule == "gpipe" || schedule == "1f1b" || schedule == "zb-h1") {
+    wants_chunks(chunks == 1, "chunks = 1 (several are interleaved or zb-v)");
+  } else if (schedule == "interleaved") {
+    wants_chunks(chunks >= 2, "at least 2 chunks of each rank");
+    if (ranks == 1) found.push_back({"chunks", "schedule interleaved needs pipeline of at least 2"});
+    if (chunks >= 2 && ranks > 1 && plan.batch.micro_batches % ranks != 0) {
+      found.push_back({"micro_batches", fmt::format("schedule interleaved takes micro-batches in rounds of pipeline = {}, which "
+                                                    "does not divide micro_batches = {}",
+                                                    ranks, plan.batch.micro_batches)});
+    }
+  } else if (schedule == "zb-v") {
+    wants_chunks(chunks == 2, "chunks = 2");
+    if (ranks == 1) found.push_back({"chunks", "schedule zb-v needs pipeline of at least 2"});
+  } else {
+    found.push_back({"pipeline_schedule", fmt::format("there is no schedule '{}'", schedule)});
+  }
+}
+
+void check_stages(Conflicts& found, const TrainingPlan& plan, const GptConfig& model) {
+  const int stages = plan.parallel.pipeline * plan.pipeline.chunks;
+  if (plan.pipeline.stage_layers.empty()) {
+    if (stages > model.layers) {
+      found.push_back({"pipeline", fmt::format("pipeline = {} with chunks = {} makes {} stages of {} layers; each needs one",
+                                               plan.parallel.pipeline, plan.pipeline.chunks, stages, model.layers)});
+    }
+    return;
+  }
+  const auto layers = parse_stage_layers(plan.pipeline.stage_layers);
+  const std::string text = fmt::format("stage_layers '{}'", plan.pipeline.stage_layers);
+  if (!layers) {
+    found.push_back({"stage_layers", text + " is not a list like 3-2-2-1"});
+  } else if (std::ssize(*layers) != stages) {
+    found.push_back(
+        {"stage_layers", fmt::format("{} names {} stages, there are {} (pipeline x chunks)", text, layers->size(), stages)});
+  } else if (std::any_of(layers->begin(), layers->end(), [](int count) { return count < 1; })) {
+    found.push_back({"stage_layers", text + " has a stage without layers"});
+  } else if (std::accumulate(layers->begin(), layers->end(), 0) != model.layers) {
+    found.push_back({"stage_layers", fmt::format("{} does not add up to {} layers", text, model.layers)});
+  }
+}
+
+void check_context(Conflicts& found, const TrainingPlan& plan, const GptConfig& model) {
+  const int degree = plan.parallel.context;
+  if (degree > 1 && model.sequence < 2 * degree) {
+    found.push_back({"context", fmt::format("context = {} needs sequences of at least {} tokens (two slices a rank), not {}",
+                                            degree, 2 * degree, model.sequence)});
+  }
+}
+
+void check_expert(Conflicts& found, const TrainingPlan& plan, const GptConfig& model) {
+  const int degree = plan.parallel.expert;
+  if (degree == 1) return;
+  if (model.experts == 0) {
+    found.push_back({"expert", fmt::format("expert = {} needs a model with experts; model.experts is 0", degree)});
+    return;
+  }
+  divides(found, degree, "expert", model.experts, "experts");
+  divides(found, degree, "expert", plan.parallel.data, "data");
+}
+
 }  // namespace
+
+TrainingPlan on_one_rank(TrainingPlan plan) {
+  plan.parallel = {};
+  plan.pipeline = {};
+  plan.sequence_parallel = false;
+  return plan;
+}
 
 std::vector<Conflict> conflicts(const TrainingPlan& plan, const GptConfig& model) {
   std::vector<Conflict> found;
   if (model.heads < 1 || model.hidden % model.heads != 0) {
     found.push_back({"heads", fmt::format("heads {} do not divide hidden {}", model.heads, model.hidden)});
   }
-  if (plan.parallel.data < 1) found.push_back({"data", fmt::format("data is {}, it must be at least 1", plan.parallel.data)});
-  require_one(found, plan.parallel.tensor, "tensor");
-  require_one(found, plan.parallel.pipeline, "pipeline");
-  require_one(found, plan.parallel.context, "context");
-  require_one(found, plan.parallel.expert, "expert");
-  if (plan.batch.rows < 1) found.push_back({"rows", fmt::format("rows is {}, it must be at least 1", plan.batch.rows)});
-  if (plan.batch.micro_batches < 1) {
-    found.push_back({"micro_batches", fmt::format("micro_batches is {}, it must be at least 1", plan.batch.micro_batches)});
-  }
+  bool degrees = true;
+  const ParallelDegrees& parallel = plan.parallel;
+  degrees &= positive(found, parallel.data, "data");
+  degrees &= positive(found, parallel.tensor, "tensor");
+  degrees &= positive(found, parallel.pipeline, "pipeline");
+  degrees &= positive(found, parallel.context, "context");
+  degrees &= positive(found, parallel.expert, "expert");
+  degrees &= positive(found, plan.pipeline.chunks, "chunks");
+  degrees &= positive(found, plan.batch.micro_batches, "micro_batches");
+  positive(found, plan.batch.rows, "rows");
   if (plan.buckets.bucket_bytes < 0) found.push_back({"bucket_bytes", "bucket_bytes is negative; 0 means one bucket"});
-  if (plan.schedule != "none") found.push_back({"schedule", fmt::format("schedule '{}' is not implemented yet", plan.schedule)});
+  if (degrees) {
+    check_tensor(found, plan, model);
+    check_schedule(found, plan);
+    check_stages(found, plan, model);
+    check_context(found, plan, model);
+    check_expert(found, plan, model);
+  }
+  try {
+    const ProcessGrid grid(plan);
+  } catch (const InputError& error) {
+    found.push_back({"rank_order", error.what()});
+  }
   if (plan.recompute != "none")
     found.push_back({"recompute", fmt::format("recompute '{}' is not implemented yet", plan.recompute)});
   if (plan.zero_stage != 0) found.push_back({"zero", fmt::format("zero = {} is not implemented yet", plan.zero_stage)});

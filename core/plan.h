@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/dtype.h"
@@ -10,7 +11,8 @@
 
 namespace tandem {
 
-/// How many ranks share the work along each axis; their product is the number of ranks.
+/// How many ranks share the work along each axis. The number of ranks is data * tensor * pipeline * context: expert-parallel
+/// groups lie inside the data axis (`expert` neighbouring data ranks hold different experts), so expert must divide data.
 struct ParallelDegrees {
   int data = 1;
   int tensor = 1;
@@ -37,6 +39,20 @@ struct BucketConfig {
   friend bool operator==(const BucketConfig&, const BucketConfig&) = default;
 };
 
+/// How layers are dealt to pipeline ranks and in which order their work is done (docs/techniques/pipeline_parallel.md).
+struct PipelineConfig {
+  /// gpipe, 1f1b, interleaved, zb-h1, zb-v. 1f1b with several chunks is interleaved.
+  std::string schedule = "1f1b";
+  int chunks = 1;  ///< model chunks of each rank: interleaved any number from 2, zb-v 2, gpipe and zb-h1 1
+  /// Layers of each stage in order of the model, e.g. "3-2-2-1"; empty: dealt by balanced_part. Stages: pipeline * chunks.
+  std::string stage_layers = {};
+
+  [[nodiscard]] std::string_view effective_schedule() const noexcept {
+    return schedule == "1f1b" && chunks > 1 ? std::string_view("interleaved") : std::string_view(schedule);
+  }
+  friend bool operator==(const PipelineConfig&, const PipelineConfig&) = default;
+};
+
 /// How a training step is distributed and computed: everything but the model, the data and the optimizer. Plain data, one engine
 /// executes it.
 struct TrainingPlan {
@@ -45,13 +61,19 @@ struct TrainingPlan {
   std::string precision = "fp32";  ///< the name that `numerics` came from
   GlobalBatch batch;
   BucketConfig buckets;
-  std::string schedule = "none";  ///< pipeline schedule
+  PipelineConfig pipeline;
+  bool sequence_parallel = false;  ///< layer norm, dropout and residual on slices of the tokens over the tensor ranks
+  /// Order of the axes in the numbering of ranks, fastest first (core/process_grid.h).
+  std::string rank_order = "tensor-context-data-pipeline";
   std::string recompute = "none";
   int zero_stage = 0;
   int threads_per_rank = 1;
 
   friend bool operator==(const TrainingPlan&, const TrainingPlan&) = default;
 };
+
+/// The same work on a single rank.
+[[nodiscard]] TrainingPlan on_one_rank(TrainingPlan plan);
 
 /// Why a plan cannot run: the option at fault and what to do.
 struct Conflict {

@@ -2,7 +2,6 @@
 #include "core/plan.h"
 
 #include <functional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -32,33 +31,148 @@ TEST(Plan, WorldIsTheProductOfTheDegrees) {
   EXPECT_EQ(degrees.world_size(), 120);
 }
 
-TEST(Plan, NamesTheOptionAtFault) {
-  struct Broken {
-    std::string option;
-    std::function<void(TrainingPlan&)> damage;
+using Damage = std::function<void(TrainingPlan&, GptConfig&)>;
+
+GptConfig model_of_eight_layers() {
+  GptConfig model;
+  model.layers = 8;
+  return model;
+}
+
+std::vector<Conflict> conflicts_after(const Damage& change) {
+  TrainingPlan plan;
+  GptConfig model = model_of_eight_layers();
+  change(plan, model);
+  return conflicts(plan, model);
+}
+
+TEST(Plan, AcceptsEachKindOfParallelismAndTheirCompositions) {
+  const std::vector<Damage> legal = {
+      [](TrainingPlan& p, GptConfig&) { p.parallel = {.data = 3, .tensor = 2, .pipeline = 2, .context = 2}; },
+      [](TrainingPlan& p, GptConfig&) {
+        p.parallel.tensor = 4;
+        p.sequence_parallel = true;
+      },
+      [](TrainingPlan& p, GptConfig& m) {
+        p.parallel = {.data = 4, .expert = 2};
+        m.experts = 6;
+      },
+      [](TrainingPlan& p, GptConfig&) {
+        p.parallel.pipeline = 2;
+        p.pipeline = {"interleaved", 2, "3-2-2-1"};
+        p.batch.micro_batches = 4;
+      },
+      [](TrainingPlan& p, GptConfig&) {
+        p.parallel.pipeline = 4;
+        p.pipeline = {"zb-v", 2, ""};
+        p.batch.micro_batches = 3;
+      },
+      [](TrainingPlan& p, GptConfig&) { p.parallel.pipeline = 8; },
+      [](TrainingPlan& p, GptConfig&) { p.pipeline.schedule = "zb-h1"; },
+      [](TrainingPlan& p, GptConfig&) { p.rank_order = "pipeline-data-context-tensor"; },
   };
-  const std::vector<Broken> cases = {
-      {"data", [](TrainingPlan& p) { p.parallel.data = 0; }},
-      {"tensor", [](TrainingPlan& p) { p.parallel.tensor = 2; }},
-      {"pipeline", [](TrainingPlan& p) { p.parallel.pipeline = 0; }},
-      {"context", [](TrainingPlan& p) { p.parallel.context = 2; }},
-      {"expert", [](TrainingPlan& p) { p.parallel.expert = -1; }},
-      {"rows", [](TrainingPlan& p) { p.batch.rows = 0; }},
-      {"micro_batches", [](TrainingPlan& p) { p.batch.micro_batches = 0; }},
-      {"bucket_bytes", [](TrainingPlan& p) { p.buckets.bucket_bytes = -1; }},
-      {"schedule", [](TrainingPlan& p) { p.schedule = "1f1b"; }},
-      {"recompute", [](TrainingPlan& p) { p.recompute = "full"; }},
-      {"zero", [](TrainingPlan& p) { p.zero_stage = 1; }},
-      {"threads_per_rank", [](TrainingPlan& p) { p.threads_per_rank = 0; }},
-  };
-  for (const Broken& broken : cases) {
-    TrainingPlan plan;
-    broken.damage(plan);
-    const std::vector<Conflict> found = conflicts(plan, GptConfig{});
-    ASSERT_EQ(found.size(), 1U) << broken.option;
-    EXPECT_EQ(found.front().option, broken.option);
-    EXPECT_NE(found.front().reason.find(broken.option), std::string::npos) << found.front().reason;
+  for (std::size_t i = 0; i < legal.size(); ++i) {
+    const std::vector<Conflict> found = conflicts_after(legal[i]);
+    EXPECT_TRUE(found.empty()) << "case " << i << ": " << found.front().reason;
   }
+}
+
+struct Broken {
+  std::string option;
+  std::string reason;  // part of the text
+  Damage damage;
+};
+
+// Each plan has this one fault alone.
+void expect_each_named(const std::vector<Broken>& cases) {
+  for (const Broken& broken : cases) {
+    const std::vector<Conflict> found = conflicts_after(broken.damage);
+    ASSERT_EQ(found.size(), 1U) << broken.reason;
+    EXPECT_EQ(found.front().option, broken.option);
+    EXPECT_NE(found.front().reason.find(broken.reason), std::string::npos) << found.front().reason;
+  }
+}
+
+TEST(Plan, NamesTheOptionAtFault) {
+  expect_each_named({
+      {"data", "data is 0", [](TrainingPlan& p, GptConfig&) { p.parallel.data = 0; }},
+      {"pipeline", "pipeline is 0", [](TrainingPlan& p, GptConfig&) { p.parallel.pipeline = 0; }},
+      {"expert", "expert is -1", [](TrainingPlan& p, GptConfig&) { p.parallel.expert = -1; }},
+      {"rows", "rows is 0", [](TrainingPlan& p, GptConfig&) { p.batch.rows = 0; }},
+      {"micro_batches", "micro_batches is 0", [](TrainingPlan& p, GptConfig&) { p.batch.micro_batches = 0; }},
+      {"bucket_bytes", "bucket_bytes is negative", [](TrainingPlan& p, GptConfig&) { p.buckets.bucket_bytes = -1; }},
+      {"recompute", "'full' is not implemented", [](TrainingPlan& p, GptConfig&) { p.recompute = "full"; }},
+      {"zero", "zero = 1 is not implemented", [](TrainingPlan& p, GptConfig&) { p.zero_stage = 1; }},
+      {"threads_per_rank", "threads_per_rank", [](TrainingPlan& p, GptConfig&) { p.threads_per_rank = 0; }},
+      {"rank_order", "rank_order 'data-tensor'", [](TrainingPlan& p, GptConfig&) { p.rank_order = "data-tensor"; }},
+  });
+}
+
+TEST(Plan, NamesWhatTensorParallelismCannotDivide) {
+  expect_each_named({
+      {"tensor", "tensor = 3 does not divide heads 4",
+       [](TrainingPlan& p, GptConfig& m) {
+         p.parallel.tensor = 3;
+         m.mlp_hidden = 192;
+       }},
+      {"tensor", "tensor = 2 does not divide mlp_hidden 99",
+       [](TrainingPlan& p, GptConfig& m) {
+         p.parallel.tensor = 2;
+         m.mlp_hidden = 99;
+       }},
+      {"tensor", "tensor = 4 is more than the vocabulary of 3",
+       [](TrainingPlan& p, GptConfig& m) {
+         p.parallel.tensor = 4;
+         m.vocabulary = 3;
+       }},
+      {"sequence_parallel", "needs tensor of at least 2", [](TrainingPlan& p, GptConfig&) { p.sequence_parallel = true; }},
+  });
+}
+
+TEST(Plan, NamesPipelinesThatTheScheduleOrTheLayersForbid) {
+  const auto pipeline = [](int ranks, const PipelineConfig& config, int micro_batches) {
+    return [=](TrainingPlan& p, GptConfig&) {
+      p.parallel.pipeline = ranks;
+      p.pipeline = config;
+      p.batch.micro_batches = micro_batches;
+    };
+  };
+  expect_each_named({
+      {"pipeline_schedule", "no schedule 'fifo'", pipeline(2, {"fifo", 1, ""}, 2)},
+      {"chunks", "schedule gpipe needs chunks = 1", pipeline(2, {"gpipe", 2, ""}, 2)},
+      {"chunks", "schedule interleaved needs at least 2 chunks", pipeline(2, {"interleaved", 1, ""}, 2)},
+      {"chunks", "schedule interleaved needs pipeline of at least 2", pipeline(1, {"interleaved", 2, ""}, 2)},
+      {"micro_batches", "does not divide micro_batches = 3", pipeline(2, {"interleaved", 2, ""}, 3)},
+      {"chunks", "schedule zb-v needs chunks = 2", pipeline(2, {"zb-v", 1, ""}, 2)},
+      {"chunks", "schedule zb-v needs pipeline of at least 2", pipeline(1, {"zb-v", 2, ""}, 2)},
+      {"chunks", "chunks is 0", pipeline(2, {"1f1b", 0, ""}, 2)},
+      {"pipeline", "makes 12 stages of 8 layers", pipeline(3, {"interleaved", 4, ""}, 3)},
+      {"stage_layers", "'3,5' is not a list", pipeline(2, {"1f1b", 1, "3,5"}, 2)},
+      {"stage_layers", "names 3 stages, there are 2", pipeline(2, {"1f1b", 1, "3-3-2"}, 2)},
+      {"stage_layers", "has a stage without layers", pipeline(2, {"1f1b", 1, "8-0"}, 2)},
+      {"stage_layers", "does not add up to 8 layers", pipeline(2, {"1f1b", 1, "3-4"}, 2)},
+  });
+}
+
+TEST(Plan, NamesWhatContextAndExpertParallelismCannotDeal) {
+  expect_each_named({
+      {"context", "context = 4 needs sequences of at least 8 tokens",
+       [](TrainingPlan& p, GptConfig& m) {
+         p.parallel.context = 4;
+         m.sequence = 7;
+       }},
+      {"expert", "model.experts is 0", [](TrainingPlan& p, GptConfig&) { p.parallel = {.data = 2, .expert = 2}; }},
+      {"expert", "expert = 2 does not divide experts 3",
+       [](TrainingPlan& p, GptConfig& m) {
+         p.parallel = {.data = 2, .expert = 2};
+         m.experts = 3;
+       }},
+      {"expert", "expert = 2 does not divide data 3",
+       [](TrainingPlan& p, GptConfig& m) {
+         p.parallel = {.data = 3, .expert = 2};
+         m.experts = 4;
+       }},
+  });
 }
 
 TEST(Plan, ReportsEveryConflictInOneLine) {
@@ -72,7 +186,7 @@ TEST(Plan, ReportsEveryConflictInOneLine) {
   } catch (const InputError& error) {
     const std::string text = error.what();
     EXPECT_NE(text.find("heads 5 do not divide hidden 64"), std::string::npos) << text;
-    EXPECT_NE(text.find("tensor = 2 is not implemented"), std::string::npos) << text;
+    EXPECT_NE(text.find("tensor = 2 does not divide heads 5"), std::string::npos) << text;
     EXPECT_NE(text.find("zero = 3 is not implemented"), std::string::npos) << text;
     EXPECT_EQ(text.find('\n'), std::string::npos);
   }

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "core/batch.h"
 #include "core/memory_ledger.h"
+#include "core/process_grid.h"
 #include "core/timeline.h"
 
 namespace tandem {
@@ -16,62 +20,148 @@ enum class OpKind : std::uint8_t { compute, communicate, allocate, free, gradien
 
 /// Backward can be split into the part that the upstream rank waits for (input) and the part that nobody waits for (weight).
 enum class Phase : std::uint8_t { forward, backward_input, backward_weight, recompute };
+[[nodiscard]] std::string_view name(Phase phase);
 
-/// head: final norm, logits and loss. Its forward and backward_input are one fused pass over chunks of the vocabulary logits; the
-/// program has a forward operation for it that carries both, and a backward_weight for the final norm.
-enum class Part : std::uint8_t { embedding, block, head };
+/// What a compute operation works on. A block is
+///   norm_1, attention_in (query-key-value product), attention_core, attention_out (projection), attention_merge (bias, dropout,
+///   residual), norm_2, mlp, mlp_merge;
+/// with experts, router, dispatch, experts and combine stand in place of mlp. Between these parts lies the communication of
+/// tensor, sequence, context and expert parallelism. The head is head_norm, then head_logits and head_loss for each piece of the
+/// tokens: head_loss makes the loss, the gradient of the logits, and from it at once the gradients of the head's matrix and of
+/// head_norm's output, so that the head has no backward operation but that of its norm. `embedding_lookup` is wte[ids],
+/// `embedding` adds positions and dropout. `block` is the backward_weight of a whole block.
+enum class Part : std::uint8_t {
+  embedding_lookup,
+  embedding,
+  norm_1,
+  attention_in,
+  attention_core,
+  attention_out,
+  attention_merge,
+  norm_2,
+  mlp,
+  router,
+  dispatch,
+  experts,
+  combine,
+  mlp_merge,
+  head_norm,
+  head_logits,
+  head_loss,
+  block,
+  message  ///< what came from, or goes to, a neighbour in the pipeline; compute, forward: handed over by a stage of the same rank
+};
+[[nodiscard]] std::string_view name(Part part);
 
-enum class Collective : std::uint8_t { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, send, recv };
-
-/// Axis of the process grid whose group communicates.
-enum class GroupAxis : std::uint8_t { world, data, tensor, pipeline, context, expert };
+/// ring_shift: every rank of the group sends to the next and receives from the previous one, around the ring.
+enum class Collective : std::uint8_t { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, ring_shift, send, recv };
+[[nodiscard]] std::string_view name(Collective collective);
 
 using OperationId = std::int32_t;  ///< index in the program
 
 struct Operation {
   OpKind kind = OpKind::compute;
-  Phase phase = Phase::forward;                           // compute
-  Part part = Part::block;                                // compute
-  int layer = -1;                                         ///< compute, block: global layer index
-  int micro_batch = -1;                                   ///< -1: of the whole step
-  int chunk = 0;                                          ///< virtual pipeline stage
-  Collective collective = Collective::all_reduce;         // communicate
-  GroupAxis axis = GroupAxis::data;                       // communicate
-  int peer = -1;                                          ///< send, recv, broadcast root
-  Purpose purpose = Purpose::other;                       // communicate
-  int bucket = -1;                                        ///< communicate: gradient bucket
+  Phase phase = Phase::forward;  // compute
+  Part part = Part::block;       ///< communicate of activations: the part whose result travels
+  int layer = -1;                ///< global layer index; -1 outside blocks
+  int micro_batch = -1;          ///< -1: of the whole step
+  int chunk = 0;                 ///< of this rank's model chunks (core/pipeline_layout.h)
+  int stage = -1;                ///< send, recv: global stage that the message enters
+  int piece = 0;                 ///< attention_core: step of the ring; head_logits, head_loss: piece of the tokens
+  Collective collective = Collective::all_reduce;  // communicate
+  GroupAxis axis = GroupAxis::data;                // communicate
+  int peer = -1;                                   ///< send, recv: rank in the world; broadcast: root
+  Purpose purpose = Purpose::other;                // communicate
+  int bucket = -1;                                 ///< communicate, purpose gradient: bucket, or one of the negatives below
   MemoryCategory category = MemoryCategory::activations;  // allocate, free
   std::int64_t bytes = 0;                                 ///< communicate: payload; allocate, free: size
   double flops = 0;                                       ///< compute, optimizer
-  std::vector<OperationId> after;  ///< must be complete before this one starts; all smaller than its own index
+  std::vector<OperationId> after = {};  ///< must be complete before this one starts; all smaller than its own index
 };
 
 using StepProgram = std::vector<Operation>;
 
+/// Operation::bucket of gradient sums that are no bucket: over the tensor ranks, of replicated parameters whose gradients are
+/// partial there (sequence parallelism, router); over first and last stage, of the tied token embedding.
+inline constexpr int kTensorPartialGradients = -2;
+inline constexpr int kTiedEmbeddingGradient = -3;
+
 /// "backward_input h.3 mb 1", "all_reduce bucket 2": for timelines and error texts.
 [[nodiscard]] std::string to_string(const Operation& operation);
 
-/// What a correct program must contain.
-struct ProgramExpectation {
-  int layers = 0;
+/// What a correct program of one rank must contain.
+struct RankExpectation {
+  std::vector<Interval> chunk_layers;  ///< [chunks] layers of each chunk
+  int embedding_chunk = -1;            ///< chunk that holds the embedding; -1: another rank does
+  int head_chunk = -1;
   int micro_batches = 1;
-  int buckets = 1;
-  bool reduces_gradients = false;  ///< more than one data rank
+  int ring_steps = 1;  ///< pieces of attention_core
+  bool experts = false;
+  int head_pieces = 0;                  ///< of the micro-batch with most; fewer where a micro-batch has fewer tokens
+  std::vector<bool> bucket_is_reduced;  ///< [buckets] whether the bucket has more than one rank
+  /// [buckets] layers whose backward_weight the bucket's reduction must wait for; -1 is the embedding, -2 the head.
+  std::vector<std::vector<int>> bucket_sources;
+  /// [chunks] global stage of each chunk (PipelineLayout::stage_of); empty: wrapped, chunk * P + place in the pipeline group.
+  std::vector<int> chunk_stages;
+};
+
+struct ProgramExpectation {
+  std::vector<RankExpectation> ranks;
+  /// Members of the group of a rank (core/process_grid.h), in order.
+  std::function<std::vector<int>(GroupAxis axis, int rank)> group;
 };
 
 struct ProgramFacts {
-  std::vector<std::string> problems;  ///< empty: proven complete, ordered and free of deadlock
-  std::int64_t peak_bytes = 0;        ///< of what the program itself allocates, worst rank
-  double flops = 0;                   ///< all ranks
-  std::int64_t gradient_bytes = 0;    ///< payload of gradient communication, all ranks
+  std::vector<std::string> problems;        ///< empty: proven complete, ordered and free of deadlock
+  std::int64_t peak_bytes = 0;              ///< of what the program itself allocates, worst rank
+  double flops = 0;                         ///< all ranks
+  std::int64_t gradient_bytes = 0;          ///< payload of gradient communication, all ranks
+  std::int64_t wire_bytes[kPurposes] = {};  ///< sent by all ranks, as bytes_on_wire() counts
+  std::vector<int> peak_in_flight;          ///< [ranks] (chunk, micro-batch) pairs with live activations at once, most
 };
 
 /// Checks the programs of all ranks together:
-///  - dependencies point backward; every part of every micro-batch runs forward once and backward (input, weight) once, in order;
-///  - every gradient bucket is reduced exactly once, after the last backward_weight of its last micro-batch and before the norm;
-///    the optimizer runs last, once;
-///  - every allocation is freed once, after its last use;
-///  - executed rank by rank with blocking communication, it ends: collectives of a group match in order, kind and bytes.
+///  - dependencies point backward; every part of every chunk and micro-batch runs forward once and backward (input, weight)
+///    once, in order, and nothing else is computed (recompute aside). Forward of a block: norm_1, attention_in,
+///    attention_core pieces 0..ring_steps-1, attention_out, attention_merge, norm_2, mlp (or router, dispatch, experts,
+///    combine), mlp_merge; backward_input the reverse (pieces ascending again), then backward_weight of `block`. Embedding:
+///    embedding_lookup, embedding; backward_weight of `embedding` last (and of embedding_lookup after it, if that is apart).
+///    Head: head_norm, (head_logits, head_loss) of each piece; backward_input, then backward_weight, of head_norm;
+///  - a stage's forward follows the receive of its input, its backward that of its gradient, and both are sent on, from and
+///    to the ranks that hold the neighbouring stages: send and recv on GroupAxis::pipeline, phase forward or backward_input,
+///    `stage` the one entered. Between two stages of one rank messages may be left out; the order must still hold;
+///  - a collective of activations stands between the part whose result travels and the next one;
+///  - every gradient bucket is reduced exactly once where it has several ranks, else never, waits by its declared
+///    dependencies (directly or through others) for the backward_weight of its own layers in every micro-batch, and the norm
+///    waits for it; gradient sums that are no bucket appear at most once and wait likewise (tied embedding: for embedding
+///    and head, tensor partials: for all); norm and optimizer run once, after everything that is computed, and between them,
+///    where the model group has several ranks, one sum over it;
+///  - every allocation is freed once, by the same category, part, layer, micro-batch, chunk, stage, phase and bytes. Compute
+///    needs live activations: a block's parts those of (block, layer, micro-batch, chunk), embedding's of `embedding`,
+///    head's of head_norm;
+///  - executed rank by rank it ends: collectives block until the whole group is at the same one (kind, part, layer,
+///    micro-batch, phase, piece, bucket, purpose, root; bytes too but for all_to_all and ring_shift, whose ranks send what
+///    they have), a recv until its message is sent, a send never; the messages from one rank to another are received in the
+///    order in which they are sent, each by its own receive (stage, micro-batch, direction, bytes).
+/// Throws ContractError where there is not one expectation for each program, or a group names ranks that do not exist.
 [[nodiscard]] ProgramFacts check_programs(const std::vector<StepProgram>& programs, const ProgramExpectation& expectation);
+
+/// Bytes that one rank of `group_size` puts on the wire for an operation with this payload: all_reduce 2 b (n - 1) / n,
+/// reduce_scatter, all_gather and all_to_all b (n - 1) / n, b being the whole tensor before or after (for all_to_all what a rank
+/// sends, its own part included), ring_shift and send b, broadcast b (n - 1) / n, recv 0.
+[[nodiscard]] std::int64_t bytes_on_wire(const Operation& operation, int group_size);
+
+/// Replays programs in time: a rank runs its operations in order, each compute or optimizer operation takes `seconds(operation)`,
+/// communication takes seconds(operation) from when all that take part have arrived (send: the sender goes on at once; recv:
+/// until sent time + seconds(the recv)). Everything else takes no time.
+struct ProgramTiming {
+  double makespan_seconds = 0;
+  std::vector<double> busy_seconds;  ///< [ranks] in compute and optimizer operations
+  /// 1 - busy / (ranks * makespan): idle share of all ranks' time.
+  double bubble_share = 0;
+};
+/// Throws ContractError where the programs do not end.
+[[nodiscard]] ProgramTiming time_programs(const std::vector<StepProgram>& programs, const ProgramExpectation& expectation,
+                                          const std::function<double(const Operation&)>& seconds);
 
 }  // namespace tandem

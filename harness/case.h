@@ -12,6 +12,7 @@
 #include "core/pitfall.h"
 #include "core/plan.h"
 #include "harness/evidence.h"
+#include "harness/localisation.h"
 
 namespace tandem {
 
@@ -55,10 +56,14 @@ struct Case {
   GptConfig model;
   TrainingPlan plan;
   Criterion criterion = Criterion::rounding;
-  bool quick = true;  ///< part of --quick
+  bool quick = true;   ///< part of --quick
+  bool timed = false;  ///< measures time: CTest runs nothing beside it
   /// Reason why it cannot run here ("needs ../shared/golden"), or nothing.
   std::function<std::optional<std::string>(const RunContext&)> unavailable;
   std::function<CaseEvidence(const RunContext&)> execute;
+  /// Optional: runs it again with tracing on and says where the failure starts, or nothing where no traced tensor is beyond its
+  /// bound. Called once when the case has failed, and only then; what it throws never changes the verdict.
+  std::function<std::optional<Localisation>(const RunContext&)> localise;
 };
 
 using CaseList = std::vector<Case>;

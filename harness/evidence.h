@@ -26,6 +26,7 @@ struct EvidenceTensor {
 ///   initial_parameters before step 0. Both sides start from the same bits, so this one is always compared bit for bit; a stage
 ///                      whose name ends in "_parameters" and that equals it shows that nothing was trained
 ///   gradients          of step 0, before clipping and optimizer
+///   gradient_norm      of step 0, as a tensor of one element
 ///   sgd_parameters     after one plain SGD step without clipping
 ///   adamw_parameters   after K steps of the case's own optimizer
 ///   losses, gradient_norms   one value per step of those K, as tensors of K elements
@@ -39,17 +40,31 @@ struct StageEvidence {
   std::vector<EvidenceTensor> tensors;
 };
 
+/// One copy of (a part of) a tensor as one rank holds it. All copies of the same (stage, tensor, part) must be equal bit for bit.
+struct ReplicaHash {
+  std::string tensor;
+  std::string part;   ///< ShardSpec::describe_slices(): "whole", "[0:64, 0:16+64:80+128:144]"
+  std::string stage;  ///< "gradients", "adamw_parameters", ...
+  int rank = 0;
+  std::uint64_t hash = 0;
+};
+
 /// What one side of a pair did, for the harness to judge.
 struct Evidence {
   std::string side;          ///< "reference fp64", "engine fp32 data 4": its identity; two sides that share it are one side
   double unit_roundoff = 0;  ///< of the precision it computed in
   std::vector<StageEvidence> stages;
   int ranks = 1;
-  /// [ranks] hash of the inputs (ids, targets) of each rank in step 0; equal inputs on all ranks of a rank count > 1 make the
-  /// comparison invalid. A rank that had no rows has 0.
+  /// [data x context parts] hash of the inputs (ids, targets) of each part of the global batch in step 0. The ranks of one tensor
+  /// or pipeline group share their input and count once, so the number of parts divides the number of ranks. Equal inputs in all
+  /// parts where there are several make the comparison invalid. A part without rows has 0.
   std::vector<std::uint64_t> input_hashes;
-  /// [ranks] hash of all replicated state (gradients after reduction, parameters) of each rank. All equal for replicas.
+  /// [ranks] hash of all replicated state (gradients after reduction, parameters) of each rank, where every rank holds the whole
+  /// model. All equal.
   std::vector<std::uint64_t> replica_hashes;
+  /// Where ranks hold different parts of the model: every tensor of every rank in every stage, in execution order; every rank
+  /// appears. With more than one rank this or replica_hashes is given.
+  std::vector<ReplicaHash> replicas;
   std::vector<double> losses;  ///< per optimizer step, for liveness
 };
 

@@ -30,7 +30,8 @@ std::string test_case(const CaseResult& result) {
   const Verdict& verdict = result.verdict;
   const std::string opening = fmt::format(R"(    <testcase classname="{}" name="{}" time="{:.6f}")", escaped(result.suite),
                                           escaped(result.name), result.seconds);
-  const std::string reason = escaped(verdict.reason);
+  const std::string where = result.localisation ? "; " + describe(*result.localisation) : std::string();
+  const std::string reason = escaped(verdict.reason + where);
   switch (verdict.status) {
     case Status::pass: return opening + "/>\n";
     case Status::skip: return fmt::format("{}>\n      <skipped message=\"{}\"/>\n    </testcase>\n", opening, reason);

@@ -58,19 +58,25 @@ std::optional<Finding> check_losses(const Evidence& side) {
   return dead(fmt::format("{}: the loss is {} in all {} steps", side.side, losses.front(), losses.size()));
 }
 
+// The world is data x context parts times the ranks of a tensor and pipeline group, which share their input.
 std::optional<Finding> check_inputs(const Evidence& side) {
   if (side.ranks <= 1) return std::nullopt;
-  if (side.input_hashes.size() != static_cast<std::size_t>(side.ranks)) {
-    return dead(fmt::format("{} gives input hashes of {} of its {} ranks", side.side, side.input_hashes.size(), side.ranks));
+  const std::size_t parts = side.input_hashes.size();
+  if (parts < 1 || static_cast<std::size_t>(side.ranks) % parts != 0) {
+    return dead(fmt::format("{} gives input hashes of {} parts of the batch, which cannot be dealt to its {} ranks", side.side,
+                            parts, side.ranks));
   }
   std::vector<std::uint64_t> with_rows;
   std::ranges::copy_if(side.input_hashes, std::back_inserter(with_rows), [](std::uint64_t hash) { return hash != 0; });
-  if (with_rows.size() < 2) {
-    return dead(fmt::format("{}: {} of {} ranks had rows; at least two are needed", side.side, with_rows.size(), side.ranks));
+  const std::size_t needed = std::min<std::size_t>(parts, 2);
+  if (with_rows.size() < needed) {
+    return dead(
+        fmt::format("{}: {} of {} parts of the batch had rows; at least {} must", side.side, with_rows.size(), parts, needed));
   }
   const bool all_equal = std::ranges::all_of(with_rows, [&](std::uint64_t hash) { return hash == with_rows.front(); });
-  if (!all_equal) return std::nullopt;
-  return dead(fmt::format("{}: all {} ranks had the same inputs, which hides a missing reduction", side.side, with_rows.size()),
+  if (parts == 1 || !all_equal) return std::nullopt;
+  return dead(fmt::format("{}: all {} parts of the batch had the same inputs, which hides a missing reduction", side.side,
+                          with_rows.size()),
               0);
 }
 

@@ -60,6 +60,23 @@ TEST(Liveness, IsInvalidWhereAllRanksHadTheSameInputs) {
   EXPECT_EQ(rounding(same.evidence).status, Status::pass);
 }
 
+TEST(Liveness, CountsARankGroupThatSharesItsInputOnce) {
+  const auto with_parts = [](int ranks, std::vector<std::uint64_t> hashes) {
+    MadeUpCase made(ranks);
+    made.evidence.candidate->input_hashes = std::move(hashes);
+    return rounding(made.evidence);
+  };
+  EXPECT_EQ(with_parts(4, {5}).status, Status::pass) << "tensor 4: one part of the batch";
+  EXPECT_EQ(with_parts(4, {5, 6}).status, Status::pass) << "data 2, tensor 2";
+  EXPECT_EQ(with_parts(4, {5, 5}).status, Status::invalid);
+  EXPECT_TRUE(has(with_parts(4, {5, 5}).reason, "all 2 parts of the batch had the same inputs"));
+  EXPECT_EQ(with_parts(4, {0}).status, Status::invalid) << "nobody had rows";
+  EXPECT_EQ(with_parts(4, {5, 0}).status, Status::invalid);
+  EXPECT_EQ(with_parts(4, {}).status, Status::invalid);
+  EXPECT_EQ(with_parts(4, {5, 6, 7}).status, Status::invalid) << "3 parts cannot be dealt to 4 ranks";
+  EXPECT_EQ(with_parts(2, {5, 6, 7, 8}).status, Status::invalid);
+}
+
 TEST(Liveness, IsInvalidWithoutInitialParameters) {
   MadeUpCase made;
   for (auto* side : {&made.evidence.truth, &made.evidence.yardstick, &made.evidence.candidate}) {

@@ -74,6 +74,19 @@ TEST(Table, CountsInvalidAsFailedInTheClosingLine) {
   EXPECT_EQ(closing_line({.passed = 3, .failed = 0, .skipped = 0, .invalid = 0}), "3 passed, 0 failed, 0 skipped");
 }
 
+TEST(Table, SaysWhereAFailureStarts) {
+  std::vector<CaseResult> results = some_results();
+  results[1].localisation = Localisation{"h.1.mlp", 1, "mlp", "forward", 3, "[0:4, 0:8]", 0, 0.5, 1e-6, 5e5};
+  results[2].localisation_problem = "no trace of rank 2";
+
+  const std::string text = render_table(results, TableStyle::plain);
+
+  EXPECT_TRUE(
+      has(text, "<that>\n  starts at h.1.mlp (mlp, forward), rank 3, micro-batch 0, [0:4, 0:8]: error 0.5 = 5e+05 x bound\n"));
+  EXPECT_TRUE(has(text, "\n  not localised: no trace of rank 2\n"));
+  EXPECT_TRUE(has(to_junit(results), "&lt;that&gt;; starts at h.1.mlp"));
+}
+
 TEST(JUnit, GroupsBySuiteAndEscapes) {
   const std::string xml = to_junit(some_results());
   EXPECT_TRUE(has(xml, R"(<testsuites name="tandem" tests="4" failures="1" errors="1">)"));

@@ -16,12 +16,14 @@ using Json = nlohmann::json;
 
 constexpr std::array<const char*, 5> kTextKeys = {"name", "technique", "class", "what", "modelled_on"};
 constexpr std::array<const char*, 2> kListKeys = {"caught_by", "with"};
+constexpr const char* kOptionalTextKey = "first_bad_tensor";
+constexpr const char* kOptionalListKey = "not_caught_by";
 
 void check_keys(const Json& entry, const std::string& where) {
   if (!entry.is_object()) throw InputError(fmt::format("{} is no object", where));
   for (const auto& [key, value] : entry.items()) {
-    const bool is_text = std::ranges::count(kTextKeys, key) > 0;
-    const bool is_list = std::ranges::count(kListKeys, key) > 0;
+    const bool is_text = key == kOptionalTextKey || std::ranges::count(kTextKeys, key) > 0;
+    const bool is_list = key == kOptionalListKey || std::ranges::count(kListKeys, key) > 0;
     if (!is_text && !is_list) throw InputError(fmt::format("{}/{} is an unknown key", where, key));
     const bool fits = is_text ? value.is_string()
                               : value.is_array() && std::ranges::all_of(value, [](const Json& item) { return item.is_string(); });
@@ -32,6 +34,11 @@ void check_keys(const Json& entry, const std::string& where) {
   };
   std::ranges::for_each(kTextKeys, require);
   std::ranges::for_each(kListKeys, require);
+  const auto refuse_empty = [&](const char* key, const Json& empty) {
+    if (entry.contains(key) && entry[key] == empty) throw InputError(fmt::format("{}/{} is empty: leave it out", where, key));
+  };
+  refuse_empty(kOptionalTextKey, "");
+  refuse_empty(kOptionalListKey, Json::array());
 }
 
 Pitfall pitfall_called(const std::string& name, const std::string& where) {
@@ -50,6 +57,8 @@ PitfallInfo read_entry(const Json& entry, const std::string& where) {
   info.modelled_on = entry["modelled_on"];
   info.caught_by = entry["caught_by"].get<std::vector<std::string>>();
   if (info.caught_by.empty()) throw InputError(fmt::format("{}/caught_by is empty: nothing would have to catch it", where));
+  info.first_bad_tensor = entry.value(kOptionalTextKey, std::string());
+  info.not_caught_by = entry.value(kOptionalListKey, std::vector<std::string>());
   for (const std::string& other : entry["with"].get<std::vector<std::string>>()) {
     info.with.push_back(pitfall_called(other, where + "/with"));
   }

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/nearest_name.h"
+#include "harness/glob.h"
 
 namespace tandem {
 namespace {
@@ -48,7 +49,7 @@ std::vector<std::size_t> selected_by(const CaseList& cases, const std::string& p
 
 bool matches(const std::string& case_name, const std::string& pattern) {
   const std::string wanted = without_trailing_slash(pattern);
-  return !wanted.empty() && (case_name == wanted || case_name.starts_with(wanted + "/"));
+  return !wanted.empty() && (has_form(case_name, wanted) || has_form(case_name, wanted + "/*"));
 }
 
 void check_registry(const CaseList& cases) {

@@ -21,7 +21,7 @@ void check_registry(const CaseList& cases);
 
 /// The cases that any of the patterns selects, in the order of the list, each once. A pattern is a suite, a case, or the
 /// beginning of case names: whole parts up to a slash if such cases exist ("data_parallel/ranks1" is not ranks16), else any
-/// beginning. No patterns: all cases.
+/// beginning. A `*` stands for any characters ("tensor_parallel/*/fp32"). No patterns: all cases.
 ///
 /// Throws InputError where a pattern selects nothing (with the nearest suite or case), and where the tier leaves none of the
 /// cases.

@@ -117,6 +117,41 @@ TEST(ResultFile, KeepsTheWorstPropertyOfACaseWithoutTensors) {
   EXPECT_TRUE(to_json(result_file_from_json(to_json(file), "r.json")) == to_json(file));
 }
 
+TEST(ResultFile, SaysWhereAFailureStarts) {
+  ResultFile file = some_file();
+  file.cases[1].localisation = Localisation{"d.logits", -1, "head", "backward", 2, "whole", 1, 0.5, 0, HUGE_VAL};
+  file.cases[2].localisation_problem = "no trace";
+
+  const Json document = Json::parse(to_json(file));
+
+  EXPECT_TRUE(document["cases"][0]["equivalence"]["localisation"].is_null());
+  const Json& found = document["cases"][1]["equivalence"]["localisation"];
+  EXPECT_EQ(found["tensor"], "d.logits");
+  EXPECT_TRUE(found["layer"].is_null());
+  EXPECT_EQ(found["phase"], "backward");
+  EXPECT_EQ(found["rank"], 2);
+  EXPECT_EQ(found["micro_batch"], 1);
+  EXPECT_EQ(document["cases"][2]["equivalence"]["localisation_problem"], "no trace");
+  const ResultFile read = result_file_from_json(to_json(file), "r.json");
+  EXPECT_TRUE(to_json(read) == to_json(file));
+  ASSERT_TRUE(read.cases[1].localisation.has_value());
+  EXPECT_EQ(read.cases[1].localisation->operation, "head");
+  EXPECT_EQ(read.cases[1].localisation->layer, -1);
+  EXPECT_TRUE(std::isinf(read.cases[1].localisation->error_over_bound));
+  EXPECT_FALSE(read.cases[0].localisation.has_value());
+}
+
+TEST(ResultFile, ReadsFilesThatKnowNoLocalisation) {
+  Json old = Json::parse(to_json(some_file()));
+  for (Json& entry : old["cases"]) {
+    if (entry["equivalence"].is_object()) {
+      entry["equivalence"].erase("localisation");
+      entry["equivalence"].erase("localisation_problem");
+    }
+  }
+  EXPECT_EQ(text_of_reading(old), "no error");
+}
+
 TEST(ResultFile, SurvivesReasonsThatAreNotUtf8) {
   ResultFile file = made_up_file({made_up_result("a/b", Status::fail)});
   file.cases[0].verdict.reason = "the file says \xff\xfe";

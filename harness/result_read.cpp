@@ -88,7 +88,28 @@ Enum parse_name(const std::string& text, std::initializer_list<Enum> values) {
   throw ContractError("the schema let an unknown word through: " + text);
 }
 
-void read_equivalence(const Json& json, Verdict& verdict) {
+Localisation read_localisation(const Json& json) {
+  Localisation found;
+  found.tensor = json["tensor"];
+  found.layer = step_at(json, "layer");
+  found.operation = json["operation"];
+  found.phase = json["phase"];
+  found.rank = json["rank"];
+  found.slice = json["slice"];
+  found.micro_batch = json["micro_batch"];
+  found.error = number(json["error"]);
+  found.bound = number(json["bound"]);
+  const bool finite = json["error_over_bound"].is_number();
+  found.error_over_bound = finite ? number(json["error_over_bound"]) : std::numeric_limits<double>::infinity();
+  return found;
+}
+
+void read_equivalence(const Json& json, CaseResult& result) {
+  Verdict& verdict = result.verdict;
+  if (json.contains("localisation") && json["localisation"].is_object()) {
+    result.localisation = read_localisation(json["localisation"]);
+  }
+  result.localisation_problem = text_at(json, "localisation_problem");
   verdict.criterion = parse_name(json["criterion"], {Criterion::bitwise, Criterion::rounding, Criterion::convergence});
   verdict.error = number(json["error"]);
   verdict.bound = number(json["bound"]);
@@ -186,7 +207,7 @@ CaseResult read_case(const Json& json, const std::string& where) {
   verdict.status = parse_name(json["status"], {Status::pass, Status::fail, Status::skip, Status::invalid});
   verdict.reason = json["reason"];
   verdict.check = text_at(json, "check");
-  if (json["equivalence"].is_object()) read_equivalence(json["equivalence"], verdict);
+  if (json["equivalence"].is_object()) read_equivalence(json["equivalence"], result);
   for (const Json& property : json.value("properties", Json::array())) verdict.properties.push_back(read_property(property));
   if (json["measurements"].is_object()) result.measurements = read_measurements(json["measurements"], json["predictions"]);
   return result;

@@ -72,7 +72,23 @@ Json stages_json(const Verdict& verdict) {
   return stages;
 }
 
-Json equivalence_json(const Verdict& verdict) {
+Json localisation_json(const CaseResult& result) {
+  if (!result.localisation) return nullptr;
+  const Localisation& found = *result.localisation;
+  return {{"tensor", found.tensor},
+          {"layer", found.layer < 0 ? Json(nullptr) : Json(found.layer)},
+          {"operation", found.operation},
+          {"phase", found.phase},
+          {"rank", found.rank},
+          {"slice", found.slice},
+          {"micro_batch", found.micro_batch},
+          {"error", number(found.error)},
+          {"bound", number(found.bound)},
+          {"error_over_bound", number(found.error_over_bound)}};
+}
+
+Json equivalence_json(const CaseResult& result) {
+  const Verdict& verdict = result.verdict;
   if (verdict.status == Status::skip) return nullptr;
   const bool compared = !verdict.worst_tensor.empty();  // a tensor, or the worst property of a case without tensors
   return {{"criterion", name(verdict.criterion)},
@@ -83,6 +99,8 @@ Json equivalence_json(const Verdict& verdict) {
           {"worst_stage", text_or_null(verdict.worst_stage)},
           {"first_bad_tensor", text_or_null(verdict.first_bad_tensor.value_or(""))},
           {"first_bad_step", step_or_null(verdict.first_bad_step)},
+          {"localisation", localisation_json(result)},
+          {"localisation_problem", text_or_null(result.localisation_problem)},
           {"ranks_judged", verdict.ranks_judged},
           {"tensors_judged", verdict.tensors_judged},
           {"stages", stages_json(verdict)}};
@@ -169,7 +187,7 @@ Json case_json(const CaseResult& result) {
                  {"seconds", number(result.seconds)},
                  {"model", sections["model"]},
                  {"plan", sections["plan"]},
-                 {"equivalence", equivalence_json(result.verdict)},
+                 {"equivalence", equivalence_json(result)},
                  {"properties", properties_json(result.verdict.properties)},
                  {"measurements", nullptr},
                  {"predictions", nullptr}};

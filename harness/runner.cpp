@@ -47,6 +47,18 @@ void execute(const Case& entry, const RunnerOptions& options, CaseResult& result
   if (options.keep_spans) result.spans_by_rank = std::move(evidence.measured->spans_by_rank);
 }
 
+// A verdict stands whatever becomes of the search for its cause.
+void localise(const Case& entry, const RunContext& context, CaseResult& result) {
+  if (result.verdict.status != Status::fail || !entry.localise) return;
+  try {
+    result.localisation = entry.localise(context);
+  } catch (const std::exception& error) {
+    result.localisation_problem = text_of(error);
+  } catch (...) {
+    result.localisation_problem = "it threw something that is no std::exception";
+  }
+}
+
 }  // namespace
 
 CaseResult run_case(const Case& entry, const RunnerOptions& options) {
@@ -64,6 +76,7 @@ CaseResult run_case(const Case& entry, const RunnerOptions& options) {
   } catch (...) {
     decide(result.verdict, Status::fail, "exception", "the case threw something that is no std::exception");
   }
+  localise(entry, options.context, result);
   result.seconds = seconds_since(start);
   return result;
 }

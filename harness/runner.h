@@ -20,6 +20,8 @@ struct CaseResult {
   GptConfig model;
   TrainingPlan plan;
   Verdict verdict;
+  std::optional<Localisation> localisation;  ///< of a failed case whose Case::localise found where it starts
+  std::string localisation_problem;          ///< why localise itself failed; empty where it did not
   /// Only where the verdict is `pass`: no number without a pass.
   std::optional<Measurements> measurements;
   double seconds = 0;                            ///< the whole case, both sides and the judging
@@ -47,7 +49,8 @@ struct RunOutcome {
 };
 
 /// Runs one case: skips it with the reason where it is unavailable, executes, judges and measures it. An exception of the case is
-/// a `fail` with its text (check "exception"); a measurement beyond physics is `invalid` (check "measurement").
+/// a `fail` with its text (check "exception"); a measurement beyond physics is `invalid` (check "measurement"). A `fail` is
+/// localised where the case can.
 [[nodiscard]] CaseResult run_case(const Case& entry, const RunnerOptions& options);
 
 /// Runs the cases in order. No case stops another; the interruption flag stops between cases and keeps what was done.

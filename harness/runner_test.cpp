@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <stdexcept>
 
 #include "core/error.h"
@@ -55,6 +56,13 @@ TEST(Registry, SelectsSuitesCasesAndBeginnings) {
   EXPECT_EQ(selected({"training", "data_parallel/ranks1", "training/synthetic"}),
             (Names{"data_parallel/ranks1/fp32", "training/synthetic"}))
       << "in the order of the list, each once";
+}
+
+TEST(Registry, TakesStarsForAnything) {
+  EXPECT_EQ(selected({"data_parallel/*"}).size(), 3U);
+  EXPECT_EQ(selected({"*/ranks1*/fp32"}).size(), 2U);
+  EXPECT_EQ(selected({"data_parallel/*4"}), std::vector<std::string>{"data_parallel/ranks4/fp32"}) << "whole parts up to a slash";
+  EXPECT_TRUE(has(text_of_selecting({"tensor_parallel/*"}), "no suite or case is called 'tensor_parallel/*'"));
 }
 
 TEST(Registry, QuickLeavesOutTheOthers) {
@@ -180,6 +188,72 @@ TEST(Runner, GivesNoNumbersWithoutAPass) {
   EXPECT_DOUBLE_EQ(of_good.measurements->tokens_per_second, 100);
   EXPECT_EQ(of_good.spans_by_rank.size(), 2U);
   EXPECT_FALSE(run_case(bad, options).measurements.has_value());
+}
+
+Localisation somewhere() { return {"h.1.attn.c_proj", 1, "attention_out", "forward", 3, "[0:4, 0:8]", 1, 0.021, 6e-7, 3.5e4}; }
+
+TEST(Runner, LocalisesOnceAndOnlyWhatHasFailed) {
+  int calls = 0;
+  Case entry = named("a/b");
+  entry.localise = [&](const RunContext& context) -> std::optional<Localisation> {
+    EXPECT_EQ(context.seed, 17U);
+    ++calls;
+    return somewhere();
+  };
+  RunnerOptions options;
+  options.context.seed = 17;
+  EXPECT_FALSE(run_case(entry, options).localisation.has_value());
+
+  entry.unavailable = [](const RunContext&) { return std::optional<std::string>("needs a GPU"); };
+  EXPECT_EQ(run_case(entry, options).verdict.status, Status::skip);
+  entry.unavailable = nullptr;
+  entry.execute = [](const RunContext&) { return CaseEvidence(); };
+  EXPECT_EQ(run_case(entry, options).verdict.status, Status::invalid);
+  EXPECT_EQ(calls, 0);
+
+  entry.execute = [](const RunContext&) {
+    MadeUpCase made;
+    MadeUpCase::values(made.evidence.candidate, "gradients", "bias")[3] += 1e-5;
+    return made.evidence;
+  };
+  const CaseResult result = run_case(entry, options);
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(result.verdict.status, Status::fail);
+  EXPECT_EQ(result.verdict.first_bad_tensor, "bias");
+  ASSERT_TRUE(result.localisation.has_value());
+  EXPECT_EQ(result.localisation->tensor, "h.1.attn.c_proj");
+}
+
+TEST(Runner, KeepsTheVerdictWhenLocalisingThrows) {
+  Case entry = named("a/b");
+  entry.execute = [](const RunContext&) {
+    MadeUpCase made(4);
+    made.evidence.candidate->replica_hashes[3] = 43;
+    return made.evidence;
+  };
+  entry.localise = [](const RunContext&) -> std::optional<Localisation> { throw InputError("no trace of rank 3"); };
+  const CaseResult result = run_case(entry, {});
+  EXPECT_EQ(result.verdict.status, Status::fail);
+  EXPECT_EQ(result.verdict.check, "replica_hashes");
+  EXPECT_TRUE(has(result.verdict.reason, "rank 3"));
+  EXPECT_FALSE(result.localisation.has_value());
+  EXPECT_EQ(result.localisation_problem, "no trace of rank 3");
+
+  entry.localise = [](const RunContext&) -> std::optional<Localisation> { throw 7; };  // NOLINT(hicpp-exception-baseclass)
+  EXPECT_EQ(run_case(entry, {}).verdict.check, "replica_hashes");
+  EXPECT_FALSE(run_case(entry, {}).localisation_problem.empty());
+}
+
+TEST(Localisation, ReadsAsOneLine) {
+  EXPECT_EQ(
+      describe(somewhere()),
+      "starts at h.1.attn.c_proj (attention_out, forward), rank 3, micro-batch 1, [0:4, 0:8]: error 0.021 = 3.5e+04 x bound");
+  Localisation poisoned = somewhere();
+  poisoned.operation.clear();
+  poisoned.error = std::nan("");
+  poisoned.error_over_bound = HUGE_VAL;
+  EXPECT_TRUE(has(describe(poisoned), "h.1.attn.c_proj (forward), rank 3"));
+  EXPECT_TRUE(has(describe(poisoned), "error nan beyond bound 6e-07"));
 }
 
 TEST(Runner, CallsAMeasurementBeyondPhysicsInvalid) {

@@ -46,6 +46,8 @@ std::string render_table(const std::vector<CaseResult>& results, TableStyle styl
   for (const CaseResult& result : results) {
     if (result.verdict.status == Status::pass) continue;
     text += fmt::format("{}: {}: {}\n", name(result.verdict.status), result.name, result.verdict.reason);
+    if (result.localisation) text += fmt::format("  {}\n", describe(*result.localisation));
+    if (!result.localisation_problem.empty()) text += fmt::format("  not localised: {}\n", result.localisation_problem);
   }
   return text + closing_line(count(results)) + "\n";
 }

@@ -10,7 +10,7 @@
 namespace tandem {
 
 /// One row per case (status, error over bound, worst tensor, tokens/s, peak memory of the worst rank, exposed communication), the
-/// reasons of all cases that did not pass, and the closing line.
+/// reasons of all cases that did not pass, each followed by where the failure starts if that is known, and the closing line.
 [[nodiscard]] std::string render_table(const std::vector<CaseResult>& results, TableStyle style);
 
 /// "12 passed, 2 failed (1 of them invalid), 1 skipped": an invalid case counts as failed.

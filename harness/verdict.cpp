@@ -11,37 +11,10 @@
 #include "harness/equivalence.h"
 #include "harness/finding.h"
 #include "harness/liveness.h"
+#include "harness/replicas.h"
 
 namespace tandem {
 namespace {
-
-// Counts the ranks whose replicas it looked at into `ranks_judged`.
-std::optional<Finding> check_replicas(const Evidence& candidate, int& ranks_judged, const PitfallSet& pitfalls) {
-  const std::vector<std::uint64_t>& hashes = candidate.replica_hashes;
-  if (candidate.ranks == 1 && hashes.empty()) {
-    ranks_judged = 1;
-    return std::nullopt;
-  }
-  if (hashes.size() != static_cast<std::size_t>(candidate.ranks)) {
-    return Finding{Status::invalid,
-                   "replica_hashes",
-                   fmt::format("{} gives replica hashes of {} of its {} ranks", candidate.side, hashes.size(), candidate.ranks),
-                   -1,
-                   {}};
-  }
-  // Rank 0 agrees with itself: a verdict that is not reduced over all ranks misses what went wrong on the others.
-  const int last = pitfalls.on(Pitfall::verdict_of_rank_zero) ? 1 : candidate.ranks;
-  for (int rank = 0; rank < last; ++rank) {
-    ++ranks_judged;
-    if (hashes[static_cast<std::size_t>(rank)] == hashes[0]) continue;
-    return Finding{Status::fail,
-                   "replica_hashes",
-                   fmt::format("{}: gradients or parameters of rank {} are not those of rank 0", candidate.side, rank),
-                   -1,
-                   {}};
-  }
-  return std::nullopt;
-}
 
 std::string describe(const TensorVerdict& bad) {
   if (bad.bitwise) {
@@ -162,7 +135,11 @@ Verdict judge(Criterion criterion, const CaseEvidence& evidence, const PitfallSe
   const std::optional<Finding> gap = check_completeness(criterion, sides);
   note(verdict, gap);
   if (!gap) note(verdict, check_liveness(sides));
-  if (sides.candidate != nullptr) note(verdict, check_replicas(*sides.candidate, verdict.ranks_judged, pitfalls));
+  if (sides.candidate != nullptr) {
+    const ReplicaVerdict replicas = check_replicas(*sides.candidate, pitfalls);
+    verdict.ranks_judged = replicas.ranks_judged;
+    note(verdict, replicas.finding);
+  }
   if (comparable && !gap) {
     verdict.tensors = compare_tensors(criterion, sides, pitfalls);
     verdict.tensors_judged = static_cast<int>(verdict.tensors.size());

@@ -50,8 +50,8 @@ struct Verdict {
 /// Judges a case. Order:
 ///   1. sides: each has an identity of its own and a unit roundoff that suits its role; otherwise `invalid`
 ///   2. evidence: every stage and tensor of the truth is in the other sides, none is extra, sizes are equal, all is finite
-///   3. liveness (`invalid`): gradients not all zero, parameters moved, losses change, inputs differ between ranks
-///   4. replicas equal by hash
+///   3. liveness (`invalid`): gradients not all zero, parameters moved, losses change, inputs differ between parts of the batch
+///   4. replicas equal by hash (harness/replicas.h)
 ///   5. tensors by the criterion
 ///   6. properties
 ///   7. audit of the verdict itself (`invalid`): every floor and bound is derived anew and must not exceed 4 max(yardstick,
@@ -63,7 +63,7 @@ struct Verdict {
 /// share = sqrt(n / total) * norm of the whole stage; its floor is eps sqrt(K) share. Tensors with true_value_is_zero are judged
 /// in the stages initial_parameters and gradients only.
 ///
-/// Fault points (harness): bound_widened sets every bound to 5e-3; verdict_of_rank_zero looks at replica hash 0 only.
+/// Fault points (harness): bound_widened sets every bound to 5e-3; verdict_of_rank_zero looks at the replicas of rank 0 only.
 [[nodiscard]] Verdict judge(Criterion criterion, const CaseEvidence& evidence, const PitfallSet& pitfalls);
 
 }  // namespace tandem

@@ -35,6 +35,38 @@ struct AttentionShape {
   std::span<const std::int32_t> document_starts;  ///< [rows, sequence]; empty: all zero
   /// Side of the square of probability indices in the global dropout element index (the model's full sequence).
   std::int64_t dropout_sequence = 0;
+  /// Heads of the whole model and the first of those computed here, for the same index: element ((row * total_heads + first_head
+  /// + head) * dropout_sequence + query) * dropout_sequence + key. total_heads 0: `heads`.
+  int total_heads = 0;
+  int first_head = 0;
+};
+
+/// Rows of a matrix that lie apart in memory: element c of token t of row r is element
+/// offset + r * row_stride + t * token_stride + c of `memory`. Strides in elements.
+struct StridedRows {
+  TensorView memory;
+  std::int64_t offset = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t token_stride = 0;
+};
+
+/// Attention between one contiguous run of queries and one of keys of the same rows: a tile of ring attention. Query i of a row
+/// is at position query_begin + i of the sequence, key j at key_begin + j; query t sees keys s with document_start(t) <= s <= t,
+/// positions being global. A query may see none of these keys.
+struct AttentionSegment {
+  std::int64_t rows = 0;
+  std::int64_t queries = 0;
+  std::int64_t keys = 0;
+  std::int64_t query_begin = 0;
+  std::int64_t key_begin = 0;
+  int heads = 0;
+  std::int64_t head_size = 0;
+  /// Entry r * document_stride + i is the global position at which the document of query i of row r starts; empty: all zero.
+  std::span<const std::int32_t> document_starts;
+  std::int64_t document_stride = 0;
+  std::int64_t dropout_sequence = 0;
+  int total_heads = 0;  ///< as in AttentionShape
+  int first_head = 0;
 };
 
 /// What AdamW needs beside the tensors; see OptimizerConfig for the equation.
@@ -104,6 +136,19 @@ class Kernels {
   /// dqkv, from the kept qkv, out and logsumexp and the regenerated mask.
   virtual void attention_backward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView dout, TensorView qkv,
                                   TensorView out, TensorView logsumexp, TensorView dqkv) = 0;
+  /// Ring attention. out [rows, queries, heads * head_size] and logsumexp [rows, heads, queries] (contiguous) are updated by one
+  /// more segment of keys, as if softmax had been over all keys so far: with the segment's own (o, l),
+  ///   L = log(exp(logsumexp) + exp(l));  out <- exp(logsumexp - L) out + exp(l - L) o;  logsumexp <- L.
+  /// Before the first segment logsumexp is -infinity and out zero (fill()); a query that has seen no key stays so.
+  virtual void attention_segment_forward(const AttentionSegment& segment, const DropoutSpec& dropout, const StridedRows& query,
+                                         const StridedRows& key, const StridedRows& value, TensorView out,
+                                         TensorView logsumexp) = 0;
+  /// Accumulates into dquery, dkey, dvalue (strided like their operands) the part of this segment; out and logsumexp are those
+  /// over all keys. dout [rows, queries, heads * head_size].
+  virtual void attention_segment_backward(const AttentionSegment& segment, const DropoutSpec& dropout, TensorView dout,
+                                          const StridedRows& query, const StridedRows& key, const StridedRows& value,
+                                          TensorView out, TensorView logsumexp, const StridedRows& dquery,
+                                          const StridedRows& dkey, const StridedRows& dvalue) = 0;
   /// Generation: one new token per row. qkv [rows, 3 * heads * head_size] of the new token; key_cache and value_cache
   /// [rows, capacity, heads * head_size], of which entries [0, length) are set; appends the new key and value as entry `length`,
   /// then attends over [0, length]. out [rows, heads * head_size].
@@ -128,6 +173,36 @@ class Kernels {
                                                               double scale) = 0;
   /// The loss sum alone; logits stay as they are.
   [[nodiscard]] virtual double cross_entropy_forward(TensorView logits, std::span<const std::int32_t> targets) = 0;
+
+  /// Vocabulary-parallel cross-entropy, first half: of each token over the first `columns` columns of `logits` (this rank's part
+  /// of the vocabulary; later ones are padding and are not looked at), statistics[t] = {largest logit, sum of exp(logit -
+  /// largest), logit of the target}. targets[t] is the column of the target, or negative where it is not here; the third entry is
+  /// then 0. logits [tokens, local width]; statistics [tokens, 3].
+  virtual void cross_entropy_statistics(TensorView logits, std::int64_t columns, std::span<const std::int32_t> targets,
+                                        TensorView statistics) = 0;
+  /// Second half: logits become scale * (exp(logit - logsumexp[t]) - onehot(targets[t])) in the first `columns` columns and 0 in
+  /// the padding; a token whose `valid` entry is 0 gets zeros. logsumexp [tokens], over the whole vocabulary.
+  virtual void cross_entropy_gradient(TensorView logits, std::int64_t columns, std::span<const std::int32_t> targets,
+                                      std::span<const std::uint8_t> valid, TensorView logsumexp, double scale) = 0;
+
+  /// out[t] = table[ids[t]]; zero where ids[t] is negative. out [tokens, width], table [any, width].
+  virtual void gather_rows(std::span<const std::int32_t> ids, TensorView table, TensorView out) = 0;
+  /// out[t] += table[ids[t]]; nothing where negative.
+  virtual void add_gathered_rows(std::span<const std::int32_t> ids, TensorView table, TensorView out) = 0;
+  /// Accumulates table[ids[t]] += x[t] in order of t; nothing where negative.
+  virtual void scatter_add_rows(std::span<const std::int32_t> ids, TensorView x, TensorView table) = 0;
+  /// Experts' outputs to tokens: out[t] = sum over choices k of gates[t, k] * y[slots[t * choices + k]], dropped (negative) slots
+  /// left out. gates [tokens, choices]; y [any, width]; out [tokens, width].
+  virtual void combine_rows(std::span<const std::int32_t> slots, TensorView gates, TensorView y, TensorView out) = 0;
+  /// dgates[t, k] = dout[t] . y[slot] (0 where dropped); dy[slot] = gates[t, k] * dout[t] (a slot belongs to one token at most;
+  /// other rows of dy are left as they are).
+  virtual void combine_rows_backward(std::span<const std::int32_t> slots, TensorView gates, TensorView dout, TensorView y,
+                                     TensorView dgates, TensorView dy) = 0;
+
+  /// x[t] += bias. x [tokens, width].
+  virtual void add_bias(TensorView bias, TensorView x) = 0;
+  /// Accumulates dbias += sum over tokens of dy.
+  virtual void bias_backward(TensorView dy, TensorView dbias) = 0;
 
   /// Head with tied or separate embedding [vocabulary, hidden]: logits = x W^T.
   virtual void head_forward(TensorView x, TensorView embedding, TensorView logits) = 0;

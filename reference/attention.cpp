@@ -44,7 +44,9 @@ struct Head {
   template <class Real>
   [[nodiscard]] Real factor(std::int64_t t, std::int64_t s) const {
     const std::int64_t sequence = input.rows.sequence;
-    const std::int64_t element_index = ((input.rows.row_ids[row] * input.heads + head) * sequence + t) * sequence + s;
+    const std::int64_t heads = input.total_heads > 0 ? input.total_heads : input.heads;
+    const std::int64_t mask_row = (input.rows.row_ids[row] * heads + input.first_head + head) * sequence + t;
+    const std::int64_t element_index = mask_row * sequence + s;
     return dropout_factor<Real>(input.dropout, static_cast<std::uint64_t>(element_index));
   }
 };

@@ -11,13 +11,16 @@ namespace tandem::reference {
 /// Causal self-attention of rows of packed documents. Head j is columns [j * size, (j + 1) * size) of each third of qkv.
 ///   scores[t, s] = q[t] . k[s] / sqrt(size)   for s = document_starts[t] .. t
 ///   p = softmax(scores);   out[t] = sum over s of p[t, s] * factor[t, s] * v[s]
-/// where factor is the dropout mask on probabilities, its element index ((row_id * heads + head) * sequence + t) * sequence + s.
+/// where factor is the dropout mask on probabilities, its element index ((row_id * H + first_head + head) * sequence + t) *
+/// sequence + s. H counts the heads of the whole model, of which these may be a part.
 struct AttentionInput {
   int heads = 1;
   std::int64_t hidden = 0;
   RowPlacement rows;
   std::span<const std::int32_t> document_starts;  ///< [rows, tokens], index in the row
   Dropout dropout;
+  int total_heads = 0;  ///< H; 0 where all of them are here
+  int first_head = 0;   ///< which of the H head 0 is
 };
 
 /// qkv [rows, tokens, 3 hidden], out [rows, tokens, hidden], probabilities [rows, heads, tokens, tokens]: p before dropout, zero

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "reference/attention.h"
+#include "reference/experts.h"
 #include "reference/gpt.h"
 
 namespace tandem::reference {
@@ -27,8 +28,20 @@ struct PassContext {
     if (!pass.dropout) return {};
     return {probability, {pass.dropout->seed, pass.dropout->step, static_cast<std::uint32_t>(layer), site}};
   }
+  [[nodiscard]] ExpertLayer expert_layer() const {
+    const std::int64_t global_rows = pass.global_rows > 0 ? pass.global_rows : batch.rows;
+    return reference::expert_layer(model, batch.sequence, global_rows);
+  }
   void trace(std::string_view name, std::span<const Real> values) const {
     if (pass.trace) pass.trace(name, values);
+  }
+  /// Tensors that still belong to their maker come to rest here: rounded where the pass says so, then traced.
+  void trace(std::string_view name, std::vector<Real>& values) const {
+    rest(values);
+    trace(name, std::span<const Real>(values));
+  }
+  void rest(std::vector<Real>& values) const {
+    if (pass.round) pass.round(values);
   }
 };
 
@@ -60,11 +73,28 @@ struct BlockActivations {
   std::vector<Real> attention;      ///< [tokens, hidden], before c_proj
   std::vector<Real> middle;         ///< [tokens, hidden], after the first residual
   NormActivations<Real> norm_2;     ///< of middle
-  std::vector<Real> mlp_in;         ///< [tokens, mlp_width], before GELU
-  std::vector<Real> mlp_out;        ///< [tokens, mlp_width], after GELU
+  std::vector<Real> mlp_in;         ///< [tokens, mlp_width], before GELU; empty with experts
+  std::vector<Real> mlp_out;        ///< [tokens, mlp_width], after GELU; empty with experts
+  ExpertActivations<Real> experts;  ///< with experts
 };
 
-/// middle = input + dropout(c_proj(attention(c_attn(ln_1(input)))));  out = middle + dropout(c_proj(gelu(c_fc(ln_2(middle))))).
+/// The block up to its MLP: middle = input + dropout(c_proj(attention(c_attn(ln_1(input))))) and norm_2 = ln_2(middle).
+template <class Real>
+void block_attention_forward(const PassContext<Real>& context, int layer, const std::vector<Real>& input,
+                             BlockActivations<Real>& kept);
+/// The block after its MLP, whose output is `branch`: returns middle + dropout(branch).
+template <class Real>
+[[nodiscard]] std::vector<Real> block_output(const PassContext<Real>& context, int layer, const BlockActivations<Real>& kept,
+                                             std::vector<Real> branch);
+/// Backward of block_output: the gradient of `branch`. That of middle by this path is dh itself.
+template <class Real>
+[[nodiscard]] std::vector<Real> block_output_backward(const PassContext<Real>& context, int layer, const std::vector<Real>& dh);
+/// Backward of block_attention_forward: `dh` is the gradient of middle by the residual path before and that of the input after.
+template <class Real>
+void block_attention_backward(const PassContext<Real>& context, int layer, const BlockActivations<Real>& kept,
+                              std::span<const Real> dnorm_2, std::vector<Real>& dh, NamedTensors<Real>& gradients);
+
+/// middle = input + dropout(c_proj(attention(c_attn(ln_1(input)))));  out = middle + dropout(mlp(ln_2(middle))).
 /// `h` [tokens, hidden] is the input before and the output after.
 template <class Real>
 void block_forward(const PassContext<Real>& context, int layer, std::vector<Real>& h, BlockActivations<Real>& kept);

@@ -30,10 +30,11 @@ Real over_f16_wire(Real value) {
 template <class Real>
 std::vector<RankGradients<Real>> local_gradients(const GptConfig& model, const NamedTensors<Real>& parameters, const Batch& batch,
                                                  DataParallelLayout layout, const std::optional<DropoutStep>& dropout) {
-  const Pass<Real> pass{.valid_tokens = batch.valid_tokens(), .dropout = dropout};
+  Pass<Real> pass{.valid_tokens = batch.valid_tokens(), .global_rows = batch.rows, .dropout = dropout};
   std::vector<RankGradients<Real>> ranks;
   for (int rank = 0; rank < layout.ranks; ++rank) {
     RankGradients<Real> own{0.0, zero_tensors<Real>(model)};
+    pass.routing = &own.routing;
     for (int micro_batch = 0; micro_batch < layout.micro_batches; ++micro_batch) {
       const Interval rows = micro_batch_rows(batch.rows, layout.ranks, rank, layout.micro_batches, micro_batch);
       own.loss += loss_and_gradients(model, parameters, slice_rows(batch, rows.begin, rows.size()), pass, own.gradients);
@@ -70,12 +71,20 @@ void all_reduce_sum(std::vector<RankGradients<Real>>& ranks) {
   TANDEM_CHECK(!ranks.empty(), "no ranks");
   for (const auto& [name, values] : ranks.front().gradients) {
     std::vector<std::span<Real>> values_of_ranks;
+    values_of_ranks.reserve(ranks.size());
     for (RankGradients<Real>& rank : ranks) values_of_ranks.push_back(tensor(rank.gradients, name));
     all_reduce_sum<Real>(values_of_ranks);
   }
   double loss = 0.0;
-  for (const RankGradients<Real>& rank : ranks) loss += rank.loss;
-  for (RankGradients<Real>& rank : ranks) rank.loss = loss;
+  RoutingRecord routing;
+  for (const RankGradients<Real>& rank : ranks) {
+    loss += rank.loss;
+    routing.add(rank.routing);
+  }
+  for (RankGradients<Real>& rank : ranks) {
+    rank.loss = loss;
+    rank.routing = routing;
+  }
 }
 
 template <class Real>

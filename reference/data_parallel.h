@@ -24,6 +24,10 @@ template <class Real>
 struct RankGradients {
   double loss = 0.0;             ///< this rank's share; the shares add up to the loss of the step
   NamedTensors<Real> gradients;  ///< sum over its micro-batches, divided by the *global* number of valid tokens
+  RoutingRecord routing = {};    ///< of its micro-batches; nothing in a dense model
+
+  /// Like loss: a share, which the reduction adds up.
+  [[nodiscard]] double auxiliary_loss() const noexcept { return routing.auxiliary_loss; }
 };
 
 /// One step up to, but without, the reduction. `batch` is the global batch; its rows are dealt by micro_batch_rows(), and a rank
@@ -44,7 +48,7 @@ void all_reduce_sum(std::span<const std::span<Real>> values_of_ranks);
 template <class Real>
 void all_reduce_mean_f16(std::span<const std::span<Real>> values_of_ranks);
 
-/// Applies all_reduce_sum to every tensor and to the loss: afterwards all elements of `ranks` are equal.
+/// Applies all_reduce_sum to every tensor, and adds up losses and routing: afterwards all elements of `ranks` are equal.
 template <class Real>
 void all_reduce_sum(std::vector<RankGradients<Real>>& ranks);
 

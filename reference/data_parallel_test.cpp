@@ -24,13 +24,6 @@ Batch skewed_batch(const GptConfig& model) { return ragged_batch(model, 10, {10,
 
 constexpr DropoutStep kDropout{17, 2};
 
-/// Largest relative L2 over all tensors. The keys' bias has a true gradient of zero: it is measured against the whole bias.
-double worst_deviation(const NamedTensors<double>& got, const NamedTensors<double>& expected) {
-  double worst = 0.0;
-  for (const auto& [name, values] : expected) worst = std::max(worst, relative_l2(got.at(name), values));
-  return worst;
-}
-
 using Layout = std::tuple<int, int>;
 class LockstepRanks : public testing::TestWithParam<Layout> {};
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reference/training.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
@@ -31,6 +32,10 @@ TrainingRecord<Real> train(const TrainingRun& run, const std::optional<NamedTens
     record.gradient_norms.push_back(norm);
     record.clip_coefficients.push_back(coefficient);
     record.learning_rates.push_back(rate);
+    record.auxiliary_losses.push_back(reduced.auxiliary_loss());
+    record.kept_assignments.push_back(reduced.routing.kept_assignments);
+    record.dropped_assignments.push_back(reduced.routing.dropped_assignments);
+    record.smallest_margin = std::min(record.smallest_margin, reduced.routing.smallest_margin);
   }
   return record;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -34,6 +35,11 @@ struct TrainingRecord {
   std::vector<double> gradient_norms;     ///< before clipping
   std::vector<double> clip_coefficients;  ///< 1 where nothing was clipped
   std::vector<double> learning_rates;
+  std::vector<double> auxiliary_losses;  ///< of models with experts, else 0; not part of `losses`
+  std::vector<std::int64_t> kept_assignments;
+  std::vector<std::int64_t> dropped_assignments;
+  /// Of all steps (reference/routing.h): a run that computes less exactly may route otherwise once its error comes near it.
+  double smallest_margin = std::numeric_limits<double>::infinity();
   NamedTensors<Real> gradients_step0;   ///< before clipping
   NamedTensors<Real> parameters_step1;  ///< after the first update
   NamedTensors<Real> parameters;        ///< after the last update

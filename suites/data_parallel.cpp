@@ -13,8 +13,8 @@
 #include "core/synthetic_corpus.h"
 #include "optimized/data_parallel/gradient_sync.h"
 #include "optimized/data_pipeline/text_source.h"
-#include "optimized/engine/lower.h"
 #include "reference/data_parallel.h"
+#include "suites/benefits.h"
 #include "suites/pair.h"
 #include "suites/repeated_rows.h"
 #include "suites/suites.h"
@@ -81,15 +81,10 @@ PairInputs inputs_of(const Variant& variant, const RunContext& context) {
 // What data parallelism costs and buys, from what was recorded: bytes sent and activations of the fullest rank.
 std::vector<Property> benefits(const PairInputs& inputs, const Measured& measured) {
   const int ranks = inputs.plan.parallel.data;
-  std::int64_t sent = 0;
-  for (const auto& spans : measured.spans_by_rank) {
-    for (const Span& span : spans) {
-      if (span.purpose == Purpose::gradient) sent += span.bytes;
-    }
-  }
   const std::int64_t predicted = predicted_gradient_bytes(inputs.model, inputs.plan) * inputs.steps;
   std::vector<Property> properties;
-  properties.push_back({"gradient_bytes_on_the_wire", static_cast<double>(sent), Relation::equal, static_cast<double>(predicted),
+  properties.push_back({"gradient_bytes_on_the_wire", static_cast<double>(bytes_sent(measured, Purpose::gradient)),
+                        Relation::equal, static_cast<double>(predicted),
                         "steps * ranks * 2 b (ranks - 1) / ranks, b bytes of gradients", -1, ""});
   TrainingPlan alone = inputs.plan;
   alone.parallel.data = 1;
@@ -103,17 +98,6 @@ std::vector<Property> benefits(const PairInputs& inputs, const Measured& measure
                         1.05 * share * static_cast<double>(one_rank),
                         "1.05 * rows of the rank / rows of one rank * its activations", -1, ""});
   return properties;
-}
-
-// The step programs of all ranks, proven complete and free of deadlock.
-Property proven_program(const PairInputs& inputs) {
-  std::vector<StepProgram> programs;
-  for (int rank = 0; rank < inputs.plan.parallel.data; ++rank) {
-    programs.push_back(lower(inputs.plan, inputs.model, inputs.data->sequence(), rank));
-  }
-  const ProgramFacts facts = check_programs(programs, expectation(inputs.plan, inputs.model));
-  const std::string first = facts.problems.empty() ? "complete, ordered, free of deadlock" : facts.problems.front();
-  return {"step_program_problems", static_cast<double>(facts.problems.size()), Relation::equal, 0.0, first, -1, ""};
 }
 
 Case reference_case(const std::string& name, const Variant& variant, bool quick) {
@@ -253,7 +237,7 @@ Case half_reduction_case(const HalfRange& range) {
       std::vector<float> values = extreme_gradients(scale, comm.rank(), kElements, context.seed);
       const auto rank = static_cast<std::size_t>(comm.rank());
       inputs[rank] = hash_of_floats(values);
-      all_reduce_mean_f16({&comm, kernels.get(), &arena, nullptr, context.pitfalls}, view_of(values, {kElements}),
+      all_reduce_mean_f16({&comm, kernels.get(), &arena, nullptr, context.pitfalls, {}}, comm, view_of(values, {kElements}),
                           {Purpose::gradient, "fp16 gradients"});
       replicas[rank] = hash_of_floats(values);
       if (comm.rank() == 0) mean.assign(values.begin(), values.end());

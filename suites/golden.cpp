@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <mutex>
 #include <span>
 
 #include <fmt/format.h>
 
 #include "optimized/engine/engine.h"
 #include "reference/training.h"
+#include "suites/pair.h"
 
 namespace tandem {
 namespace {
@@ -105,40 +107,53 @@ GoldenRun reference_run(const GoldenSet& set) {
           as_double(record.optimizer.v)};
 }
 
-Tensors tensors_of(const ParameterStore& store, TensorView (ParameterStore::*view)(std::size_t) const) {
-  Tensors result;
-  for (std::size_t i = 0; i < store.specs().size(); ++i)
-    result.emplace(store.specs()[i].name, ParameterStore::values_of((store.*view)(i)));
-  return result;
-}
+using View = TensorView (ParameterStore::*)(std::size_t) const;
 
-void engine_rank(const GoldenSet& set, const TrainingPlan& plan, const PitfallSet& pitfalls, Communicator& comm, GoldenRun& run) {
+// Puts what each rank holds into whole tensors; safe from several ranks at once.
+class Collector {
+ public:
+  void collect(const ParameterStore& store, View view, Tensors& into) {
+    const std::scoped_lock lock(mutex_);
+    for (std::size_t i = 0; i < store.size(); ++i) {
+      const ShardSpec& shard = store.shard(i);
+      if (shard.replica_index != 0) continue;
+      std::vector<double>& whole = into[shard.global_name];
+      if (whole.empty()) whole.assign(static_cast<std::size_t>(num_elements(shard.global_shape)), std::nan(""));
+      scatter_into(shard, ParameterStore::values_of((store.*view)(i)), whole);
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+};
+
+void engine_rank(const GoldenSet& set, const TrainingPlan& plan, const PitfallSet& pitfalls, Communicator& comm,
+                 Collector& collector, GoldenRun& run) {
   Arena arena({.poison = true});
   const auto kernels = make_cpu_kernels({.threads = plan.threads_per_rank, .pitfalls = pitfalls});
-  Engine engine({&comm, kernels.get(), &arena, nullptr, pitfalls}, {set.model, plan, set.optimizer, {}, set.steps, 1});
-  for (std::size_t i = 0; i < engine.store().specs().size(); ++i) {
-    const std::vector<float>& values = set.initial_parameters.at(engine.store().specs()[i].name);
-    ParameterStore::assign(engine.store().parameter(i), {values.begin(), values.end()});
+  Engine engine({&comm, kernels.get(), &arena, nullptr, pitfalls, {}}, {set.model, plan, set.optimizer, {}, set.steps, 1, {}});
+  ParameterStore& store = engine.store();
+  for (std::size_t i = 0; i < store.size(); ++i) {
+    const std::vector<float>& values = set.initial_parameters.at(store.spec(i).name);
+    ParameterStore::assign(store.parameter(i), gather_from(store.shard(i), {values.begin(), values.end()}));
   }
-  engine.store().zero_moments();
-  const bool leads = comm.rank() == 0;
+  store.zero_moments();
   for (std::int64_t step = 0; step < set.steps; ++step) {
-    if (leads && step == 0) {
+    if (step == 0) {
       engine.set_gradient_observer(
-          [&](const Engine& e) { run.gradients_step0 = tensors_of(e.store(), &ParameterStore::gradient); });
+          [&](const Engine& e) { collector.collect(e.store(), &ParameterStore::gradient, run.gradients_step0); });
     }
     const StepResult result = engine.train_step(set.batches[static_cast<std::size_t>(step)], step);
     engine.set_gradient_observer({});
-    if (!leads) continue;
+    if (step == 0) collector.collect(store, &ParameterStore::parameter, run.parameters_step1);
+    if (comm.rank() != 0) continue;
     run.losses.push_back(result.loss);
     run.norms.push_back(result.gradient_norm);
     run.coefficients.push_back(result.clip_coefficient);
-    if (step == 0) run.parameters_step1 = tensors_of(engine.store(), &ParameterStore::parameter);
   }
-  if (!leads) return;
-  run.parameters_last = tensors_of(engine.store(), &ParameterStore::parameter);
-  run.first_moments = tensors_of(engine.store(), &ParameterStore::first_moment);
-  run.second_moments = tensors_of(engine.store(), &ParameterStore::second_moment);
+  collector.collect(store, &ParameterStore::parameter, run.parameters_last);
+  collector.collect(store, &ParameterStore::first_moment, run.first_moments);
+  collector.collect(store, &ParameterStore::second_moment, run.second_moments);
 }
 
 bool is_double(const std::string& precision) { return numerics_from_precision(precision).storage == DType::f64; }
@@ -169,8 +184,10 @@ GoldenOutcome run_golden_reference(const GoldenSet& set, const std::string& prec
 GoldenOutcome run_golden_engine(const GoldenSet& set, TrainingPlan plan, const PitfallSet& pitfalls) {
   require_legal(plan, set.model);
   GoldenRun run;
-  run_threads_world({.ranks = plan.parallel.data}, [&](Communicator& comm) { engine_rank(set, plan, pitfalls, comm, run); });
-  return {fmt::format("engine {} data {}", plan.precision, plan.parallel.data),
+  Collector collector;
+  run_threads_world({.ranks = plan.parallel.world_size()},
+                    [&](Communicator& comm) { engine_rank(set, plan, pitfalls, comm, collector, run); });
+  return {fmt::format("engine {} {}", plan.precision, describe_layout(plan)),
           Comparison(set, is_double(plan.precision)).run(run)};
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,15 +22,18 @@ struct PairInputs {
   TrainingPlan plan;
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
-  std::int64_t steps = 4;  ///< K steps of `optimizer`
+  std::int64_t steps = 4;  ///< K steps of `optimizer`; 0: the SGD step alone
   std::shared_ptr<const BatchSource> data;
-  std::uint64_t seed = 1;          ///< of parameters and dropout masks
+  std::uint64_t seed = 1;  ///< of parameters and dropout masks
+  Initialization initialization = Initialization::scattered;
   double sgd_learning_rate = 0.5;  ///< of the one SGD step
   bool optimizer_frozen = false;   ///< planted: neither side learns
+  /// Time that every operation takes beside its own, spent asleep (Engine); for what more ranks than cores do at once.
+  std::function<double(const Operation&)> injected_seconds = {};
 };
 
-/// The reference's record, as the stages that harness/evidence.h lists. `ranks` and `micro_batches`: simulated in lockstep.
-/// Real is float or double.
+/// The reference's record, as the stages that harness/evidence.h lists. `ranks` and `micro_batches`: data parallelism simulated
+/// in lockstep. Real is float or double.
 template <class Real>
 [[nodiscard]] Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batches);
 
@@ -38,22 +42,27 @@ struct EngineRun {
   Evidence evidence;
   Measured measured;
   std::vector<BytesByCategory> peak_bytes;  ///< [ranks]
+  // Element s belongs to step s:
+  std::vector<double> auxiliary_losses;
+  std::vector<std::int64_t> kept_assignments, dropped_assignments;
+  std::vector<std::vector<std::int64_t>> rows;  ///< [ranks] rows of the global batch that the rank worked on in the SGD step
 };
 
-/// Runs the engine on plan.parallel.data ranks twice: one SGD step, whose gradients are caught before the optimizer, then K steps
-/// of the own optimizer, the first of which is the warm-up of the measurement. Fresh memory is poisoned.
+/// Runs the engine on the plan's ranks twice: one SGD step, whose gradients are caught before the optimizer, then K steps of the
+/// own optimizer, the first of which is the warm-up of the measurement. Fresh memory is poisoned. Global tensors are put together
+/// from the first replica of each part; every replica of every part is compared by hash.
 [[nodiscard]] EngineRun engine_run(const PairInputs& inputs, const RunContext& context, const std::string& side_suffix = "");
 
-/// truth: one rank of the double reference; yardstick: the lockstep reference in the plan's precision and layout; candidate:
-/// engine.
+/// truth: one rank of the double reference; yardstick: the lockstep reference in fp32 with the plan's data ranks and
+/// micro-batches; candidate: engine.
 [[nodiscard]] CaseEvidence compare_with_reference(const PairInputs& inputs, const RunContext& context);
+/// The same, and the engine's run beside it.
+[[nodiscard]] CaseEvidence compare_with_reference(const PairInputs& inputs, const RunContext& context, EngineRun& run);
 
-/// Prediction of the memory peak of one rank (docs/measuring.md): parameters, gradients, moments, kept activations of the largest
-/// micro-batch; worst rank.
-[[nodiscard]] BytesByCategory predicted_peak(const GptConfig& model, const TrainingPlan& plan, OptimizerKind optimizer,
-                                             std::int64_t sequence);
+/// First tensor of one training step, in order of execution, where the engine leaves the reference; nothing where it does not.
+[[nodiscard]] std::optional<Localisation> localise(const PairInputs& inputs, const RunContext& context);
 
-/// Bytes that all ranks send for the gradients of one step: ranks * 2 b (ranks - 1) / ranks, b = bytes of all gradients.
-[[nodiscard]] std::int64_t predicted_gradient_bytes(const GptConfig& model, const TrainingPlan& plan);
+/// "data 2 tensor 2 sequence-parallel zb-v x 2": the axes that a plan uses.
+[[nodiscard]] std::string describe_layout(const TrainingPlan& plan);
 
 }  // namespace tandem

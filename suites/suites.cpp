@@ -7,6 +7,11 @@ CaseList all_cases(const SuiteOptions& options) {
   CaseList cases;
   add_harness_cases(cases);
   add_data_parallel_cases(cases);
+  add_tensor_parallel_cases(cases);
+  add_pipeline_parallel_cases(cases);
+  add_context_parallel_cases(cases);
+  add_expert_parallel_cases(cases);
+  add_hybrid_parallel_cases(cases);
   add_training_cases(cases, options);
   return cases;
 }

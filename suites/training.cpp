@@ -16,6 +16,7 @@
 #include "optimized/training/generate.h"
 #include "optimized/training/trainer.h"
 #include "reference/generation.h"
+#include "suites/benefits.h"
 #include "suites/golden.h"
 #include "suites/pair.h"
 #include "suites/scratch_folder.h"
@@ -168,11 +169,10 @@ std::string sample_from(const fs::path& checkpoint_folder, const std::string& pr
   run_threads_world({.ranks = 1}, [&](Communicator& comm) {
     const fs::path step_folder = find_checkpoint(checkpoint_folder);
     const CheckpointInfo info = read_checkpoint_info(step_folder);
-    TrainingPlan plan = info.config.plan;
-    plan.parallel.data = 1;
+    const TrainingPlan plan = on_one_rank(info.config.plan);
     Arena arena;
     const auto kernels = make_cpu_kernels({});
-    const RankContext context{&comm, kernels.get(), &arena, nullptr, {}};
+    const RankContext context{&comm, kernels.get(), &arena, nullptr, {}, {}};
     Engine engine(context, {info.config.model, plan, info.config.optimizer, {}, 1, 1});
     load_checkpoint(step_folder, info, engine);
     const std::vector<std::int32_t> ids = encode_bytes(prompt);
@@ -255,7 +255,7 @@ Case memory_case() {
 std::vector<double> state_of(const Engine& engine) {
   std::vector<double> all;
   const ParameterStore& store = engine.store();
-  for (std::size_t i = 0; i < store.specs().size(); ++i) {
+  for (std::size_t i = 0; i < store.size(); ++i) {
     for (const TensorView view : {store.parameter(i), store.first_moment(i), store.second_moment(i)}) {
       if (!view) continue;
       const std::vector<double> values = ParameterStore::values_of(view);
@@ -275,7 +275,7 @@ Evidence stretch(const RunConfig& config, const BatchSource& data, const RunCont
   run_threads_world({.ranks = 1}, [&](Communicator& comm) {
     Arena arena({.poison = true});
     const auto kernels = make_cpu_kernels({.threads = run.threads_per_rank, .pitfalls = run.pitfalls});
-    Engine engine({&comm, kernels.get(), &arena, nullptr, run.pitfalls},
+    Engine engine({&comm, kernels.get(), &arena, nullptr, run.pitfalls, {}},
                   {config.model, config.plan, config.optimizer, config.schedule, config.steps, config.seed});
     if (load.empty()) {
       engine.store().initialise(config.model, Initialization::scattered, config.seed);
@@ -343,7 +343,7 @@ Case generation_case() {
       run_threads_world({.ranks = 1}, [&](Communicator& comm) {
         Arena arena({.poison = true});
         const auto kernels = make_cpu_kernels({.pitfalls = context.pitfalls});
-        const RankContext rank{&comm, kernels.get(), &arena, nullptr, context.pitfalls};
+        const RankContext rank{&comm, kernels.get(), &arena, nullptr, context.pitfalls, {}};
         Engine engine(rank, {model, plan, {}, {}, 1, 1});
         engine.store().initialise(model, Initialization::scattered, context.seed);
         const auto actual =

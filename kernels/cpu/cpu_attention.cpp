@@ -1,104 +1,215 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention, dropout and the loss.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <utility>
 
 #include <fmt/format.h>
 
-#include "core/batch.h"
 #include "kernels/cpu/cpu_kernels.h"
 
 namespace tandem::cpu {
 namespace {
 
-void check_attention(const AttentionShape& shape, const DropoutSpec& dropout) {
-  TANDEM_CHECK(shape.rows >= 0 && shape.sequence >= 0 && shape.heads > 0 && shape.head_size > 0);
+void check_segment(const AttentionSegment& s, const DropoutSpec& dropout) {
+  TANDEM_CHECK(s.rows >= 0 && s.queries >= 0 && s.keys >= 0 && s.heads > 0 && s.head_size > 0);
+  TANDEM_CHECK(s.query_begin >= 0 && s.key_begin >= 0);
+  const std::span<const std::int32_t> starts = s.document_starts;
+  TANDEM_CHECK(s.document_stride >= 0);
+  TANDEM_CHECK(
+      starts.empty() || static_cast<std::int64_t>(starts.size()) >= (s.rows - 1) * s.document_stride + s.queries,
+      fmt::format("{} document starts for {} rows of {} queries, {} apart", starts.size(), s.rows, s.queries, s.document_stride));
+  for (std::int64_t row = 0; row < s.rows && !starts.empty(); ++row) {
+    for (std::int64_t i = 0; i < s.queries; ++i) {
+      const std::int32_t start = starts[static_cast<std::size_t>(row * s.document_stride + i)];
+      TANDEM_CHECK(start >= 0 && start <= s.query_begin + i,
+                   fmt::format("document start {} of position {}", start, s.query_begin + i));
+    }
+  }
+  TANDEM_CHECK(s.first_head >= 0 && (s.total_heads == 0 || s.first_head + s.heads <= s.total_heads),
+               fmt::format("heads [{}, {}) of {}", s.first_head, s.first_head + s.heads, s.total_heads));
+  if (dropout.probability > 0) {
+    const std::int64_t side = s.dropout_sequence, heads = s.total_heads == 0 ? s.heads : s.total_heads;
+    TANDEM_CHECK(static_cast<std::int64_t>(dropout.row_ids.size()) == s.rows);
+    TANDEM_CHECK(side >= s.query_begin + s.queries && side >= s.key_begin + s.keys,
+                 "dropout_sequence is the model's full sequence");
+    TANDEM_CHECK(dropout.row_elements == heads * side * side,
+                 fmt::format("{} mask elements per row, expected {} heads of {} x {}", dropout.row_elements, heads, side, side));
+  }
+}
+
+void check_strided(const AttentionSegment& s, const StridedRows& operand, std::string_view name, std::int64_t tokens,
+                   DType dtype) {
+  const std::int64_t last =
+      operand.offset + (s.rows - 1) * operand.row_stride + (tokens - 1) * operand.token_stride + s.heads * s.head_size;
+  TANDEM_CHECK(operand.memory.dtype() == dtype && operand.offset >= 0 && operand.row_stride >= 0 && operand.token_stride >= 0 &&
+                   last <= operand.memory.num_elements(),
+               fmt::format("{} reaches element {} of {} of {}", name, last, to_string(operand.memory.shape()),
+                           to_string(Shape{s.rows, tokens, s.heads, s.head_size})));
+}
+
+void check_call(const AttentionCall& call, const DropoutSpec& dropout) {
+  const AttentionSegment& s = call.segment;
+  const DType dtype = call.query.memory.dtype();
+  const std::int64_t width = s.heads * s.head_size;
+  check_segment(s, dropout);
+  expect(call.out, "out", dtype, {s.rows * s.queries, width});
+  expect(call.logsumexp, "logsumexp", dtype, {s.rows, s.heads, s.queries});
+  if (s.rows == 0 || s.queries == 0 || s.keys == 0) return;
+  check_strided(s, call.query, "query", s.queries, dtype);
+  check_strided(s, call.key, "key", s.keys, dtype);
+  check_strided(s, call.value, "value", s.keys, dtype);
+  if (!call.backward) return;
+  expect(call.dout, "dout", dtype, {s.rows * s.queries, width});
+  check_strided(s, call.dquery, "dquery", s.queries, dtype);
+  check_strided(s, call.dkey, "dkey", s.keys, dtype);
+  check_strided(s, call.dvalue, "dvalue", s.keys, dtype);
+}
+
+template <class Real>
+Real* at(const StridedRows& operand, std::int64_t row, std::int64_t channel) {
+  return data_of<Real>(operand.memory) + operand.offset + row * operand.row_stride + channel;
+}
+
+/// Part 0, 1 or 2 of qkv.
+StridedRows third(const AttentionShape& shape, TensorView qkv, std::int64_t part) {
+  const std::int64_t width = shape.heads * shape.head_size;
+  return {qkv, part * width, shape.sequence * 3 * width, 3 * width};
+}
+
+AttentionCall whole_call(const AttentionShape& shape, TensorView qkv, TensorView out, TensorView logsumexp) {
   const std::span<const std::int32_t> starts = shape.document_starts;
   TANDEM_CHECK(starts.empty() || static_cast<std::int64_t>(starts.size()) == shape.rows * shape.sequence);
-  for (std::size_t i = 0; i < starts.size(); ++i) {
-    const std::int64_t position = static_cast<std::int64_t>(i) % shape.sequence;
-    TANDEM_CHECK(starts[i] >= 0 && starts[i] <= position, fmt::format("document start {} of position {}", starts[i], position));
-  }
-  if (dropout.probability > 0) {
-    TANDEM_CHECK(static_cast<std::int64_t>(dropout.row_ids.size()) == shape.rows);
-    TANDEM_CHECK(shape.dropout_sequence >= shape.sequence, "dropout_sequence is the model's full sequence");
-  }
+  expect(qkv, "qkv", qkv.dtype(), {shape.rows * shape.sequence, 3 * shape.heads * shape.head_size});
+  AttentionCall call;
+  call.segment = {.rows = shape.rows,
+                  .queries = shape.sequence,
+                  .keys = shape.sequence,
+                  .heads = shape.heads,
+                  .head_size = shape.head_size,
+                  .document_starts = starts,
+                  .document_stride = shape.sequence,
+                  .dropout_sequence = shape.dropout_sequence,
+                  .total_heads = shape.total_heads,
+                  .first_head = shape.first_head};
+  call.query = third(shape, qkv, 0);
+  call.key = third(shape, qkv, 1);
+  call.value = third(shape, qkv, 2);
+  call.out = out;
+  call.logsumexp = logsumexp;
+  return call;
+}
+
+/// The operands of one (row, head) of the call; the mask and the scratch are left to the caller.
+template <class Real>
+AttentionHead<Real> head_of(const AttentionCall& call, std::int64_t row, std::int64_t index) {
+  const AttentionSegment& s = call.segment;
+  const std::int64_t width = s.heads * s.head_size, channel = index * s.head_size, first = row * s.queries * width + channel;
+  AttentionHead<Real> head = {};
+  head.queries = s.queries;
+  head.keys = s.keys;
+  head.query_begin = s.query_begin;
+  head.key_begin = s.key_begin;
+  head.head_size = s.head_size;
+  head.q_stride = call.query.token_stride;
+  head.k_stride = call.key.token_stride;
+  head.v_stride = call.value.token_stride;
+  head.out_stride = width;
+  head.document_starts = s.document_starts.empty() ? nullptr : s.document_starts.data() + row * s.document_stride;
+  head.q = at<Real>(call.query, row, channel);
+  head.k = at<Real>(call.key, row, channel);
+  head.v = at<Real>(call.value, row, channel);
+  head.out = data_of<Real>(call.out) + first;
+  head.logsumexp = data_of<Real>(call.logsumexp) + (row * s.heads + index) * s.queries;
+  head.accumulate = call.accumulate;
+  head.scale = static_cast<Real>(1.0 / std::sqrt(static_cast<double>(s.head_size)));
+  if (!call.backward) return head;
+  head.dout = data_of<Real>(call.dout) + first;
+  head.dq = at<Real>(call.dquery, row, channel);
+  head.dk = at<Real>(call.dkey, row, channel);
+  head.dv = at<Real>(call.dvalue, row, channel);
+  head.dq_stride = call.dquery.token_stride;
+  head.dk_stride = call.dkey.token_stride;
+  head.dv_stride = call.dvalue.token_stride;
+  return head;
 }
 
 }  // namespace
 
-template <class Real>
-void CpuKernels::attention(bool backward, const AttentionShape& shape, const DropoutSpec& dropout, Real* qkv, Real* out,
-                           Real* logsumexp, const Real* dout, Real* dqkv) {
-  const std::int64_t width = shape.heads * shape.head_size, tokens_of_row = shape.sequence;
+void CpuKernels::attention(const AttentionCall& call, const DropoutSpec& dropout) {
+  check_call(call, dropout);
+  const AttentionSegment& s = call.segment;
+  if (s.rows == 0 || s.queries == 0 || s.keys == 0 || s.key_begin >= s.query_begin + s.queries) return;
   const MaskKey mask = mask_key(dropout);
-  const VectorOps<Real>& loops = ops<Real>();
-  scratch_.reserve(static_cast<std::size_t>(loops.attention_scratch(shape.sequence, shape.head_size)) * sizeof(Real));
-
-  pool_.run(shape.rows * shape.heads, [&](std::int64_t item, int thread) {
-    const std::int64_t row = item / shape.heads, index = item % shape.heads;
-    const std::int64_t first = row * tokens_of_row, channel = index * shape.head_size;
-    AttentionHead<Real> head = {};
-    head.sequence = shape.sequence;
-    head.head_size = shape.head_size;
-    head.qkv_stride = 3 * width;
-    head.out_stride = width;
-    head.document_starts = shape.document_starts.empty() ? nullptr : shape.document_starts.data() + first;
-    head.q = qkv + first * head.qkv_stride + channel;
-    head.k = head.q + width;
-    head.v = head.k + width;
-    head.out = out + first * width + channel;
-    head.logsumexp = logsumexp + item * shape.sequence;
-    head.scale = static_cast<Real>(1.0 / std::sqrt(static_cast<double>(shape.head_size)));
-    if (dropout.probability > 0) {
-      head.mask = &mask;
-      const std::int64_t square = shape.dropout_sequence * shape.dropout_sequence;
-      head.mask_first_element =
-          static_cast<std::uint64_t>(dropout.row_ids[static_cast<std::size_t>(row)] * dropout.row_elements + index * square);
-      head.mask_row_elements = shape.dropout_sequence;
-      head.keep_scale = static_cast<Real>(1.0 / (1.0 - dropout.probability));
-    }
-    head.scratch = scratch_.of<Real>(thread);
-    if (!backward) {
-      loops.attention_forward(head);
-      return;
-    }
-    head.dout = dout + first * width + channel;
-    head.dq = dqkv + first * head.qkv_stride + channel;
-    head.dk = head.dq + width;
-    head.dv = head.dk + width;
-    loops.attention_backward(head);
+  with_real(call.query.memory, [&]<class Real>(Real) {
+    const VectorOps<Real>& loops = ops<Real>();
+    scratch_.reserve(static_cast<std::size_t>(loops.attention_scratch(s.keys, s.head_size)) * sizeof(Real));
+    pool_.run(s.rows * s.heads, [&](std::int64_t item, int thread) {
+      const std::int64_t row = item / s.heads, index = item % s.heads;
+      AttentionHead<Real> head = head_of<Real>(call, row, index);
+      if (dropout.probability > 0) {
+        const std::int64_t side = s.dropout_sequence;
+        head.mask = &mask;
+        head.mask_first_element =
+            static_cast<std::uint64_t>(dropout.row_ids[static_cast<std::size_t>(row)] * dropout.row_elements +
+                                       ((s.first_head + index) * side + s.query_begin) * side + s.key_begin);
+        head.mask_row_elements = side;
+        head.keep_scale = static_cast<Real>(1.0 / (1.0 - dropout.probability));
+      }
+      head.scratch = scratch_.of<Real>(thread);
+      (call.backward ? loops.attention_backward : loops.attention_forward)(head);
+    });
   });
 }
 
 void CpuKernels::attention_forward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView qkv, TensorView out,
                                    TensorView logsumexp) {
-  check_attention(shape, dropout);
-  const std::int64_t tokens = shape.rows * shape.sequence, width = shape.heads * shape.head_size;
-  expect(qkv, "qkv", qkv.dtype(), {tokens, 3 * width});
-  expect(out, "out", qkv.dtype(), {tokens, width});
-  expect(logsumexp, "logsumexp", qkv.dtype(), {shape.rows, shape.heads, shape.sequence});
-  if (tokens == 0) return;
-  with_real(qkv, [&]<class Real>(Real) {
-    attention<Real>(false, shape, dropout, data_of<Real>(qkv), data_of<Real>(out), data_of<Real>(logsumexp), nullptr, nullptr);
-  });
+  attention(whole_call(shape, qkv, out, logsumexp), dropout);
 }
 
 void CpuKernels::attention_backward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView dout, TensorView qkv,
                                     TensorView out, TensorView logsumexp, TensorView dqkv) {
-  check_attention(shape, dropout);
-  const std::int64_t tokens = shape.rows * shape.sequence, width = shape.heads * shape.head_size;
-  expect(qkv, "qkv", qkv.dtype(), {tokens, 3 * width});
-  expect(dqkv, "dqkv", qkv.dtype(), {tokens, 3 * width});
-  expect(out, "out", qkv.dtype(), {tokens, width});
-  expect(dout, "dout", qkv.dtype(), {tokens, width});
-  expect(logsumexp, "logsumexp", qkv.dtype(), {shape.rows, shape.heads, shape.sequence});
-  if (tokens == 0) return;
-  with_real(qkv, [&]<class Real>(Real) {
-    attention<Real>(true, shape, dropout, data_of<Real>(qkv), data_of<Real>(out), data_of<Real>(logsumexp), data_of<Real>(dout),
-                    data_of<Real>(dqkv));
-  });
+  AttentionCall call = whole_call(shape, qkv, out, logsumexp);
+  expect(dqkv, "dqkv", qkv.dtype(), {shape.rows * shape.sequence, 3 * shape.heads * shape.head_size});
+  call.backward = true;
+  call.dout = dout;
+  call.dquery = third(shape, dqkv, 0);
+  call.dkey = third(shape, dqkv, 1);
+  call.dvalue = third(shape, dqkv, 2);
+  attention(call, dropout);
+}
+
+void CpuKernels::attention_segment_forward(const AttentionSegment& segment, const DropoutSpec& dropout, const StridedRows& query,
+                                           const StridedRows& key, const StridedRows& value, TensorView out,
+                                           TensorView logsumexp) {
+  AttentionCall call;
+  call.segment = segment;
+  call.query = query;
+  call.key = key;
+  call.value = value;
+  call.out = out;
+  call.logsumexp = logsumexp;
+  call.accumulate = true;
+  attention(call, dropout);
+}
+
+void CpuKernels::attention_segment_backward(const AttentionSegment& segment, const DropoutSpec& dropout, TensorView dout,
+                                            const StridedRows& query, const StridedRows& key, const StridedRows& value,
+                                            TensorView out, TensorView logsumexp, const StridedRows& dquery,
+                                            const StridedRows& dkey, const StridedRows& dvalue) {
+  AttentionCall call;
+  call.segment = segment;
+  call.query = query;
+  call.key = key;
+  call.value = value;
+  call.out = out;
+  call.logsumexp = logsumexp;
+  call.dout = dout;
+  call.dquery = dquery;
+  call.dkey = dkey;
+  call.dvalue = dvalue;
+  call.accumulate = true;
+  call.backward = true;
+  attention(call, dropout);
 }
 
 void CpuKernels::attention_decode(int heads, std::int64_t head_size, std::int64_t length, TensorView qkv, TensorView key_cache,
@@ -124,88 +235,6 @@ void CpuKernels::attention_decode(int heads, std::int64_t head_size, std::int64_
                                    data_of<Real>(out) + row * width + channel);
     });
   });
-}
-
-template <class Real>
-void CpuKernels::apply_dropout(const DropoutSpec& dropout, const Real* x, const Real* residual, Real* out, std::int64_t count) {
-  constexpr std::int64_t kGrain = 1 << 13;
-  const auto rows = static_cast<std::int64_t>(dropout.row_ids.size());
-  TANDEM_CHECK(rows > 0 && count % rows == 0, fmt::format("{} elements in {} rows", count, rows));
-  const std::int64_t per_row = count / rows, pieces = (per_row + kGrain - 1) / kGrain;
-  TANDEM_CHECK(per_row <= dropout.row_elements, fmt::format("{} of {} mask elements per row", per_row, dropout.row_elements));
-  const MaskKey mask = mask_key(dropout);
-  const auto keep_scale = static_cast<Real>(1.0 / (1.0 - dropout.probability));
-  pool_.run(rows * pieces, [&](std::int64_t item, int) {
-    const std::int64_t row = item / pieces, begin = item % pieces * kGrain, local = row * per_row + begin;
-    const auto global = static_cast<std::uint64_t>(dropout.row_ids[static_cast<std::size_t>(row)] * dropout.row_elements + begin);
-    ops<Real>().dropout(mask, global, keep_scale, x + local, residual == nullptr ? nullptr : residual + local, out + local,
-                        std::min(kGrain, per_row - begin));
-  });
-}
-
-void CpuKernels::dropout_residual_forward(const DropoutSpec& dropout, TensorView x, TensorView residual, TensorView out) {
-  const std::int64_t count = x.num_elements();
-  TANDEM_CHECK(out.dtype() == x.dtype() && out.num_elements() == count);
-  TANDEM_CHECK(!residual || (residual.dtype() == x.dtype() && residual.num_elements() == count));
-  if (count == 0) return;
-  with_real(x, [&]<class Real>(Real) {
-    const Real* from = data_of<Real>(x);
-    const Real* base = residual ? data_of<Real>(residual) : nullptr;
-    Real* to = data_of<Real>(out);
-    if (dropout.probability > 0) {
-      apply_dropout(dropout, from, base, to, count);
-      return;
-    }
-    constexpr std::int64_t kGrain = 1 << 14;
-    pool_.run_pieces(count, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
-      if (base != nullptr) {
-        ops<Real>().sum(from + begin, base + begin, to + begin, end - begin);
-      } else if (from != to) {
-        std::memcpy(to + begin, from + begin, static_cast<std::size_t>(end - begin) * sizeof(Real));
-      }
-    });
-  });
-}
-
-void CpuKernels::dropout_backward(const DropoutSpec& dropout, TensorView dout, TensorView dx) {
-  dropout_residual_forward(dropout, dout, {}, dx);
-}
-
-double CpuKernels::cross_entropy(TensorView logits, std::span<const std::int32_t> targets, const double* scale) {
-  const auto tokens = static_cast<std::int64_t>(targets.size());
-  if (tokens == 0) return 0;
-  const std::int64_t vocabulary = logits.num_elements() / tokens;
-  expect(logits, "logits", logits.dtype(), {tokens, vocabulary});
-  for (std::size_t t = 0; t < targets.size(); ++t) {
-    const bool valid = targets[t] == kIgnoredTarget || (targets[t] >= 0 && targets[t] < vocabulary);
-    TANDEM_CHECK(valid, fmt::format("target {} at {} is outside the vocabulary of {}", targets[t], t, vocabulary));
-  }
-  std::vector<double> losses(targets.size(), 0.0);
-  with_real(logits, [&]<class Real>(Real) {
-    pool_.run(tokens, [&](std::int64_t t, int) {
-      const std::int32_t target = targets[static_cast<std::size_t>(t)];
-      Real* row = data_of<Real>(logits) + t * vocabulary;
-      double& loss = losses[static_cast<std::size_t>(t)];
-      if (target == kIgnoredTarget) {
-        if (scale != nullptr) ops<Real>().fill(row, Real(0), vocabulary);
-      } else if (scale != nullptr) {
-        loss = ops<Real>().cross_entropy_gradient(row, vocabulary, target, static_cast<Real>(*scale));
-      } else {
-        loss = ops<Real>().cross_entropy(row, vocabulary, target);
-      }
-    });
-  });
-  double total = 0;
-  for (const double loss : losses) total += loss;
-  return total;
-}
-
-double CpuKernels::cross_entropy_forward_backward(TensorView logits, std::span<const std::int32_t> targets, double scale) {
-  return cross_entropy(logits, targets, &scale);
-}
-
-double CpuKernels::cross_entropy_forward(TensorView logits, std::span<const std::int32_t> targets) {
-  return cross_entropy(logits, targets, nullptr);
 }
 
 }  // namespace tandem::cpu

@@ -4,20 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/test_support.h"
-#include "reference/attention.h"
-#include "reference/ops.h"
+#include "kernels/cpu/attention_test_support.h"
 
 namespace tandem::cpu {
 namespace {
 
-struct Setting {
-  std::int64_t rows, sequence;
-  int heads;
-  std::int64_t head_size;
-  bool documents;
-  double dropout;
-};
 // One key, less than a tile, exactly one, several with a rest; head sizes below, at and between registers; rows that start new
 // documents; masks whose first element is no multiple of four.
 const std::vector<Setting> kSettings = {{0, 4, 2, 3, false, 0},   {1, 1, 1, 1, false, 0},     {2, 5, 3, 7, true, 0.3},
@@ -30,75 +21,41 @@ class Attention : public testing::TestWithParam<const char*> {
   void check();
 };
 
-/// Documents of 1, 2, 3, ... tokens, the rest of the row being the last one; the second row is shifted.
-std::vector<std::int32_t> make_starts(const Setting& s) {
-  std::vector<std::int32_t> starts;
-  for (std::int64_t row = 0; row < s.rows; ++row) {
-    std::int64_t start = 0, length = 1 + row * 10;
-    for (std::int64_t t = 0; t < s.sequence; ++t) {
-      if (s.documents && t == start + length && s.sequence - t > 20) {
-        start = t;
-        length = 2 * length + 1;
-      }
-      starts.push_back(static_cast<std::int32_t>(start));
-    }
-  }
-  return starts;
-}
-
-struct Inputs {
-  Setting setting;
-  std::vector<std::int32_t> starts;
-  std::vector<std::int64_t> row_ids;
-  std::int64_t model_sequence;
-  DropoutKey key;
-};
-
-Inputs make_inputs(const Setting& s) {
-  Inputs inputs{s,
-                make_starts(s),
-                {},
-                s.sequence + 3,
-                {.seed = 0x123456789abcdefULL, .step = 7, .layer = 2, .site = DropoutSite::attention_probability}};
-  for (std::int64_t row = 0; row < s.rows; ++row) inputs.row_ids.push_back(11 - 2 * row);
-  return inputs;
-}
-
 template <class Real>
-Outputs<Real> reference_attention(const Inputs& inputs, const std::vector<Real>& qkv, const std::vector<Real>& dout) {
-  const Setting& s = inputs.setting;
-  const reference::AttentionInput input{.heads = s.heads,
-                                        .hidden = s.heads * s.head_size,
-                                        .rows = {inputs.row_ids, s.sequence, inputs.model_sequence},
-                                        .document_starts = inputs.starts,
-                                        .dropout = {s.dropout, inputs.key}};
-  std::vector<Real> out(dout.size()), dqkv(qkv.size());
-  std::vector<Real> probabilities(static_cast<std::size_t>(s.rows * s.heads * s.sequence * s.sequence));
-  reference::attention_forward<Real>(input, qkv, out, probabilities);
-  reference::attention_backward<Real>(input, qkv, probabilities, dout, dqkv);
-  return {out, dqkv};
-}
-
-template <class Real>
-Outputs<Real> run_attention(Kernels& kernels, const Inputs& inputs, const std::vector<Real>& qkv, const std::vector<Real>& dout) {
+Outputs<Real> run_attention(Kernels& kernels, const Inputs& inputs, const std::vector<Real>& qkv, const std::vector<Real>& dout,
+                            int total_heads = 0, int first_head = 0) {
   const Setting& s = inputs.setting;
   const std::int64_t tokens = s.rows * s.sequence, width = s.heads * s.head_size;
+  const std::int64_t mask_heads = total_heads == 0 ? s.heads : total_heads;
   const AttentionShape shape{.rows = s.rows,
                              .sequence = s.sequence,
                              .heads = s.heads,
                              .head_size = s.head_size,
                              .document_starts = inputs.starts,
-                             .dropout_sequence = inputs.model_sequence};
+                             .dropout_sequence = inputs.model_sequence,
+                             .total_heads = total_heads,
+                             .first_head = first_head};
   const DropoutSpec dropout{.key = inputs.key,
                             .probability = s.dropout,
                             .row_ids = inputs.row_ids,
-                            .row_elements = s.heads * inputs.model_sequence * inputs.model_sequence};
+                            .row_elements = mask_heads * inputs.model_sequence * inputs.model_sequence};
   Guarded<Real> gqkv({tokens, 3 * width}, qkv), gdout({tokens, width}, dout);
   Guarded<Real> out({tokens, width}), logsumexp({s.rows, s.heads, s.sequence}), dqkv({tokens, 3 * width});
   kernels.attention_forward(shape, dropout, gqkv.view(), out.view(), logsumexp.view());
   kernels.attention_backward(shape, dropout, gdout.view(), gqkv.view(), out.view(), logsumexp.view(), dqkv.view());
   (void)logsumexp.values();
   return {out.values(), dqkv.values()};
+}
+
+/// The columns of qkv that belong to heads [first, first + count) of `heads`.
+template <class Real>
+std::vector<Real> qkv_of_heads(const std::vector<Real>& qkv, int heads, std::int64_t head_size, int first, int count) {
+  std::vector<Real> result;
+  const std::int64_t width = heads * head_size;
+  for (auto part = qkv.begin(); part != qkv.end(); part += width) {
+    result.insert(result.end(), part + first * head_size, part + (first + count) * head_size);
+  }
+  return result;
 }
 
 template <class Real>
@@ -120,6 +77,25 @@ void Attention::check() {
 
 TEST_P(Attention, MatchesTheDefinitionInSingle) { check<float>(); }
 TEST_P(Attention, MatchesTheDefinitionInDouble) { check<double>(); }
+
+TEST_P(Attention, HeadsDealtToRanksDrawTheirMasksOfTheWhole) {
+  const auto kernels = try_kernels(2, GetParam());
+  if (kernels == nullptr) GTEST_SKIP() << "not available here";
+  const Inputs inputs = make_inputs({2, 37, 5, 12, true, 0.4});
+  const std::int64_t tokens = 2 * 37, width = 5 * 12;
+  const auto qkv = random_values<float>(tokens * 3 * width, 1), dout = random_values<float>(tokens * width, 2);
+  const auto whole = run_attention<float>(*kernels, inputs, qkv, dout);
+
+  for (const auto& [first, count] : {std::pair{0, 2}, {2, 2}, {4, 1}}) {
+    Inputs part = inputs;
+    part.setting.heads = count;
+    const auto got = run_attention<float>(*kernels, part, qkv_of_heads(qkv, 5, 12, first, count),
+                                          qkv_of_heads(dout, 5, 12, first, count), 5, first);
+    EXPECT_TRUE(same_bits<float>(got, {qkv_of_heads(whole[0], 5, 12, first, count), qkv_of_heads(whole[1], 5, 12, first, count)}))
+        << "heads from " << first;
+  }
+  EXPECT_THROW(run_attention<float>(*kernels, inputs, qkv, dout, 5, 1), ContractError);
+}
 
 TEST_P(Attention, LargeScoresDoNotOverflow) {
   const auto kernels = try_kernels(2, GetParam());

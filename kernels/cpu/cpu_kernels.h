@@ -20,6 +20,15 @@ struct CpuParts {
   KernelsInfo info;
 };
 
+/// All forms of attention as one: a segment of which all keys may be the sequence.
+struct AttentionCall {
+  AttentionSegment segment;
+  StridedRows query, key, value, dquery, dkey, dvalue;  ///< the gradients only for backward
+  TensorView out, logsumexp, dout;
+  bool accumulate = false;
+  bool backward = false;
+};
+
 /// Kernels on the CPU: checks shapes, deals the work to threads in pieces that depend on shapes alone, and calls the loops of the
 /// instruction set found and the matrix library. kernels.h states each operation.
 class CpuKernels final : public Kernels {
@@ -49,6 +58,12 @@ class CpuKernels final : public Kernels {
                          TensorView logsumexp) override;
   void attention_backward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView dout, TensorView qkv,
                           TensorView out, TensorView logsumexp, TensorView dqkv) override;
+  void attention_segment_forward(const AttentionSegment& segment, const DropoutSpec& dropout, const StridedRows& query,
+                                 const StridedRows& key, const StridedRows& value, TensorView out, TensorView logsumexp) override;
+  void attention_segment_backward(const AttentionSegment& segment, const DropoutSpec& dropout, TensorView dout,
+                                  const StridedRows& query, const StridedRows& key, const StridedRows& value, TensorView out,
+                                  TensorView logsumexp, const StridedRows& dquery, const StridedRows& dkey,
+                                  const StridedRows& dvalue) override;
   void attention_decode(int heads, std::int64_t head_size, std::int64_t length, TensorView qkv, TensorView key_cache,
                         TensorView value_cache, TensorView out) override;
 
@@ -60,6 +75,20 @@ class CpuKernels final : public Kernels {
 
   double cross_entropy_forward_backward(TensorView logits, std::span<const std::int32_t> targets, double scale) override;
   double cross_entropy_forward(TensorView logits, std::span<const std::int32_t> targets) override;
+  void cross_entropy_statistics(TensorView logits, std::int64_t columns, std::span<const std::int32_t> targets,
+                                TensorView statistics) override;
+  void cross_entropy_gradient(TensorView logits, std::int64_t columns, std::span<const std::int32_t> targets,
+                              std::span<const std::uint8_t> valid, TensorView logsumexp, double scale) override;
+
+  void gather_rows(std::span<const std::int32_t> ids, TensorView table, TensorView out) override;
+  void add_gathered_rows(std::span<const std::int32_t> ids, TensorView table, TensorView out) override;
+  void scatter_add_rows(std::span<const std::int32_t> ids, TensorView x, TensorView table) override;
+  void combine_rows(std::span<const std::int32_t> slots, TensorView gates, TensorView y, TensorView out) override;
+  void combine_rows_backward(std::span<const std::int32_t> slots, TensorView gates, TensorView dout, TensorView y,
+                             TensorView dgates, TensorView dy) override;
+
+  void add_bias(TensorView bias, TensorView x) override;
+  void bias_backward(TensorView dy, TensorView dbias) override;
 
   void head_forward(TensorView x, TensorView embedding, TensorView logits) override;
   void head_backward_input(TensorView dlogits, TensorView embedding, TensorView dx) override;
@@ -91,9 +120,7 @@ class CpuKernels final : public Kernels {
 
   template <class Real>
   void apply_dropout(const DropoutSpec& dropout, const Real* x, const Real* residual, Real* out, std::int64_t count);
-  template <class Real>
-  void attention(bool backward, const AttentionShape& shape, const DropoutSpec& dropout, Real* qkv, Real* out, Real* logsumexp,
-                 const Real* dout, Real* dqkv);
+  void attention(const AttentionCall& call, const DropoutSpec& dropout);
   double cross_entropy(TensorView logits, std::span<const std::int32_t> targets, const double* scale);
 
   CpuParts parts_;

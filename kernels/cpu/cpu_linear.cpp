@@ -215,6 +215,24 @@ void CpuKernels::layer_norm_backward_weight(TensorView dy, TensorView x, TensorV
   });
 }
 
+void CpuKernels::add_bias(TensorView bias, TensorView x) {
+  const std::int64_t width = bias.num_elements(), tokens = rows_of(x, "x", width);
+  if (tokens == 0) return;
+  expect(x, "x", bias.dtype(), {tokens, width});
+  with_real(bias, [&]<class Real>(Real) {
+    pool_.run_pieces(tokens, rows_per_piece(width), [&](std::int64_t begin, std::int64_t end, int) {
+      ops<Real>().bias_add(data_of<Real>(x) + begin * width, width, data_of<Real>(bias), end - begin, width);
+    });
+  });
+}
+
+void CpuKernels::bias_backward(TensorView dy, TensorView dbias) {
+  const std::int64_t width = dbias.num_elements(), tokens = rows_of(dy, "dy", width);
+  if (tokens == 0) return;
+  expect(dy, "dy", dbias.dtype(), {tokens, width});
+  with_real(dbias, [&]<class Real>(Real) { sum_columns(data_of<Real>(dy), tokens, width, data_of<Real>(dbias)); });
+}
+
 void CpuKernels::gelu_forward(TensorView x, TensorView y) {
   TANDEM_CHECK(x.dtype() == y.dtype() && x.num_elements() == y.num_elements());
   with_real(x, [&]<class Real>(Real) {

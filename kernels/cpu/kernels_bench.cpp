@@ -129,6 +129,37 @@ void attention(benchmark::State& state, bool backward, double probability) {
   }
 }
 
+/// One tile of ring attention: a quarter of a sequence of 1024 that sees another quarter wholly. Five products backward.
+void attention_segment(benchmark::State& state, bool backward) {
+  constexpr std::int64_t kWhole = 1024, kChunk = kWhole / 4, kWidth = 3 * kHidden;
+  const auto kernels = kernels_for(state);
+  Tensors tensors;
+  const auto qkv = tensors.make({kWhole, kWidth}, 1.0F), dqkv = tensors.make({kWhole, kWidth});
+  const auto out = tensors.make({kChunk, kHidden}), dout = tensors.make({kChunk, kHidden});
+  const auto logsumexp = tensors.make({1, kHeads, kChunk});
+  const auto part = [](TensorView of, std::int64_t first, std::int64_t third) {
+    return StridedRows{of, first * kWidth + third * kHidden, kWhole * kWidth, kWidth};
+  };
+  AttentionSegment segment;
+  segment.rows = 1;
+  segment.queries = segment.keys = kChunk;
+  segment.query_begin = kWhole - kChunk;
+  segment.heads = static_cast<int>(kHeads);
+  segment.head_size = kHidden / kHeads;
+  const auto query = part(qkv, segment.query_begin, 0), key = part(qkv, 0, 1), value = part(qkv, 0, 2);
+  const auto dquery = part(dqkv, segment.query_begin, 0), dkey = part(dqkv, 0, 1), dvalue = part(dqkv, 0, 2);
+  const double flops = 2.0 * kHeads * kChunk * kChunk * (kHidden / kHeads);
+  const auto forward = [&] { kernels->attention_segment_forward(segment, {}, query, key, value, out, logsumexp); };
+  forward();
+  if (!backward) {
+    measure_flops(state, 2 * flops, forward);
+    return;
+  }
+  measure_flops(state, 5 * flops, [&] {
+    kernels->attention_segment_backward(segment, {}, dout, query, key, value, out, logsumexp, dquery, dkey, dvalue);
+  });
+}
+
 void layer_norm(benchmark::State& state, int which) {
   const auto kernels = kernels_for(state);
   Tensors tensors;
@@ -151,14 +182,14 @@ void gelu(benchmark::State& state, bool backward) {
   if (!backward) measure_bytes(state, 2 * kTokens * kMlp, [&] { kernels->gelu_forward(x, y); });
 }
 
-void dropout_residual(benchmark::State& state, double probability) {
+void dropout_residual(benchmark::State& state, double probability, bool by_token) {
   const auto kernels = kernels_for(state);
   Tensors tensors;
   const auto x = tensors.make({kTokens, kHidden}), residual = tensors.make({kTokens, kHidden}),
              out = tensors.make({kTokens, kHidden});
-  std::vector<std::int64_t> row_ids(kRows);
+  std::vector<std::int64_t> row_ids(by_token ? kTokens : kRows);
   std::iota(row_ids.begin(), row_ids.end(), 0);
-  const DropoutSpec dropout{{}, probability, row_ids, kSequence * kHidden};
+  const DropoutSpec dropout{{}, probability, row_ids, by_token ? kHidden : kSequence * kHidden};
   measure_bytes(state, 3 * kTokens * kHidden, [&] { kernels->dropout_residual_forward(dropout, x, residual, out); });
 }
 
@@ -230,13 +261,16 @@ BENCHMARK_CAPTURE(attention, forward, false, 0.0)->Apply(threads);
 BENCHMARK_CAPTURE(attention, backward, true, 0.0)->Apply(threads);
 BENCHMARK_CAPTURE(attention, forward_dropout, false, 0.1)->Apply(threads);
 BENCHMARK_CAPTURE(attention, backward_dropout, true, 0.1)->Apply(threads);
+BENCHMARK_CAPTURE(attention_segment, forward, false)->Apply(threads);
+BENCHMARK_CAPTURE(attention_segment, backward, true)->Apply(threads);
 BENCHMARK_CAPTURE(layer_norm, forward, 0)->Apply(threads);
 BENCHMARK_CAPTURE(layer_norm, backward_input, 1)->Apply(threads);
 BENCHMARK_CAPTURE(layer_norm, backward_weight, 2)->Apply(threads);
 BENCHMARK_CAPTURE(gelu, forward, false)->Apply(threads);
 BENCHMARK_CAPTURE(gelu, backward, true)->Apply(threads);
-BENCHMARK_CAPTURE(dropout_residual, none, 0.0)->Apply(threads);
-BENCHMARK_CAPTURE(dropout_residual, tenth, 0.1)->Apply(threads);
+BENCHMARK_CAPTURE(dropout_residual, none, 0.0, false)->Apply(threads);
+BENCHMARK_CAPTURE(dropout_residual, tenth, 0.1, false)->Apply(threads);
+BENCHMARK_CAPTURE(dropout_residual, tenth_by_token, 0.1, true)->Apply(threads);
 BENCHMARK(cross_entropy)->Apply(threads);
 BENCHMARK_CAPTURE(embedding, forward, false)->Apply(threads);
 BENCHMARK_CAPTURE(embedding, backward, true)->Apply(threads);

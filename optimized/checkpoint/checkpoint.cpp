@@ -9,6 +9,7 @@
 
 #include "core/io/atomic_file.h"
 #include "core/io/safetensors.h"
+#include "optimized/hybrid_parallel/whole_tensors.h"
 
 namespace tandem {
 namespace {
@@ -22,27 +23,43 @@ struct Moment {
 };
 constexpr Moment kMoments[] = {{"m.", &ParameterStore::first_moment}, {"v.", &ParameterStore::second_moment}};
 
-void write_tensors(const fs::path& folder, const Engine& engine) {
-  const ParameterStore& store = engine.store();
+struct Tensors {
+  std::vector<WholeTensor> parameters;
+  std::vector<WholeTensor> moments[2];
+};
+
+// On rank 0, whatever the layout.
+Tensors gather(const Engine& engine) {
+  const auto whole = [&](TensorView (ParameterStore::*view)(std::size_t) const) {
+    return gather_whole_tensors(engine.groups().world(), engine.options().model, engine.options().plan, engine.store(), view);
+  };
+  Tensors tensors;
+  tensors.parameters = whole(&ParameterStore::parameter);
+  if (!engine.store().first_moment(0)) return tensors;
+  for (std::size_t i = 0; i < std::size(kMoments); ++i) tensors.moments[i] = whole(kMoments[i].view);
+  return tensors;
+}
+
+void write_tensors(const fs::path& folder, const Tensors& tensors) {
   std::vector<NamedTensor> parameters;
   std::vector<NamedTensor> moments;
-  for (std::size_t i = 0; i < store.specs().size(); ++i) {
-    parameters.push_back({store.specs()[i].name, store.parameter(i)});
-    for (const Moment& moment : kMoments) {
-      if (const TensorView view = (store.*moment.view)(i)) moments.push_back({moment.prefix + store.specs()[i].name, view});
-    }
+  for (const WholeTensor& tensor : tensors.parameters) parameters.push_back({tensor.name, tensor.values});
+  for (std::size_t i = 0; i < std::size(kMoments); ++i) {
+    for (const WholeTensor& tensor : tensors.moments[i]) moments.push_back({kMoments[i].prefix + tensor.name, tensor.values});
   }
   write_safetensors(folder / "model.safetensors", parameters, {{"format", "pt"}});
   if (!moments.empty()) write_safetensors(folder / "optimizer.safetensors", moments);
 }
 
-void assign_from(const SafetensorsFile& file, const std::string& name, TensorView target) {
+// This rank's part of the whole tensor in the file.
+void assign_from(const SafetensorsFile& file, const std::string& name, const ShardSpec& shard, TensorView target) {
   const SafetensorsEntry& entry = file.entry(name);
-  if (entry.shape != target.shape()) {
+  if (entry.shape != shard.global_shape) {
     throw InputError(fmt::format("{}: {} is {}, the model needs {}", file.path().string(), name, to_string(entry.shape),
-                                 to_string(target.shape())));
+                                 to_string(shard.global_shape)));
   }
-  ParameterStore::assign(target, file.read_as<double>(name));
+  const std::vector<double> whole = file.read_as<double>(name);
+  ParameterStore::assign(target, shard.is_whole() ? whole : gather_from(shard, whole));
 }
 
 template <class T>
@@ -57,6 +74,8 @@ T field(const nlohmann::json& json, const char* key, const fs::path& file) {
 }  // namespace
 
 fs::path save_checkpoint(const fs::path& folder, const Engine& engine, const CheckpointInfo& info) {
+  const Tensors tensors = gather(engine);
+  if (engine.groups().rank() != 0) return {};
   const std::string name = fmt::format("step-{:08}", info.next_step);
   const fs::path complete = folder / name;
   const fs::path unfinished = folder / (name + ".unfinished");
@@ -67,7 +86,7 @@ fs::path save_checkpoint(const fs::path& folder, const Engine& engine, const Che
   if (!fs::create_directory(unfinished, error))
     throw IoError(fmt::format("{}: cannot make this folder: {}", unfinished.string(), error.message()));
   try {
-    write_tensors(unfinished, engine);
+    write_tensors(unfinished, tensors);
     const nlohmann::json state = {{"format", kFormat},
                                   {"next_step", info.next_step},
                                   {"updates", info.updates},
@@ -123,16 +142,20 @@ CheckpointInfo read_checkpoint_info(const fs::path& step_folder) {
 void load_checkpoint(const fs::path& step_folder, const CheckpointInfo& info, Engine& engine) {
   ParameterStore& store = engine.store();
   const SafetensorsFile parameters(step_folder / "model.safetensors");
-  for (std::size_t i = 0; i < store.specs().size(); ++i) assign_from(parameters, store.specs()[i].name, store.parameter(i));
+  for (std::size_t i = 0; i < store.size(); ++i) {
+    assign_from(parameters, store.spec(i).name, store.shard(i), store.parameter(i));
+  }
   engine.set_updates(info.updates);
   if (!store.first_moment(0)) return;
   const SafetensorsFile moments(step_folder / "optimizer.safetensors");
-  for (std::size_t i = 0; i < store.specs().size(); ++i) {
-    for (const Moment& moment : kMoments) assign_from(moments, moment.prefix + store.specs()[i].name, (store.*moment.view)(i));
+  for (std::size_t i = 0; i < store.size(); ++i) {
+    for (const Moment& moment : kMoments) {
+      assign_from(moments, moment.prefix + store.spec(i).name, store.shard(i), (store.*moment.view)(i));
+    }
   }
   // Parameters alone continue the loss curve for a while; moments that start again from zero bend it.
   if (engine.context().pitfalls.on(Pitfall::resume_forgets_moments)) {
-    for (std::size_t i = 0; i < store.specs().size(); ++i) {
+    for (std::size_t i = 0; i < store.size(); ++i) {
       for (const Moment& moment : kMoments) engine.context().kernels->fill((store.*moment.view)(i), 0.0);
     }
   }

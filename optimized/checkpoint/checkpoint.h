@@ -19,11 +19,12 @@ struct CheckpointInfo {
   std::string data;  ///< where the batches came from, as the command line named it
 };
 
-/// A plain synchronous checkpoint of one layout: FOLDER/step-00000120/{model,optimizer}.safetensors and state.json. It is written
-/// beside its name and renamed when complete; then FOLDER/latest names it. Throws IoError (disk full, permission): the folder
-/// keeps what it had.
+/// A plain synchronous checkpoint of whole tensors: FOLDER/step-00000120/{model,optimizer}.safetensors and state.json. It is
+/// written beside its name and renamed when complete; then FOLDER/latest names it. Throws IoError (disk full, permission): the
+/// folder keeps what it had.
 ///
-/// Every rank holds everything, so one rank writes. Returns the folder of the step.
+/// Collective: rank 0 puts the tensors together and writes. Returns the folder of the step, on other ranks nothing. Any layout
+/// can load what any other has saved.
 std::filesystem::path save_checkpoint(const std::filesystem::path& folder, const Engine& engine, const CheckpointInfo& info);
 
 /// The step folder that `folder` means: itself, or the one that its `latest` names. Throws InputError where there is none.

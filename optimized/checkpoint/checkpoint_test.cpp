@@ -37,7 +37,7 @@ void with_engine(const RunConfig& config, const std::function<void(Engine&)>& us
 
 std::vector<std::vector<double>> state_of(const Engine& engine) {
   std::vector<std::vector<double>> state;
-  for (std::size_t i = 0; i < engine.store().specs().size(); ++i) {
+  for (std::size_t i = 0; i < engine.store().size(); ++i) {
     state.push_back(ParameterStore::values_of(engine.store().parameter(i)));
     state.push_back(ParameterStore::values_of(engine.store().first_moment(i)));
     state.push_back(ParameterStore::values_of(engine.store().second_moment(i)));

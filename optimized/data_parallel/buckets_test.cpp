@@ -6,8 +6,10 @@
 namespace tandem {
 namespace {
 
+std::vector<LocalParameter> whole_model() { return local_parameters(GptConfig{}, {}, ProcessGrid(TrainingPlan{}), 0); }
+
 TEST(GradientBuckets, CoverEveryElementOnceInBackwardOrder) {
-  const std::vector<ParameterSpec> parameters = gpt_parameters(GptConfig{});
+  const std::vector<LocalParameter> parameters = whole_model();
   for (const std::int64_t bucket_bytes : {0, 1, 1000, 70000, 100000000}) {
     const std::vector<GradientBucket> buckets = gradient_buckets(parameters, bucket_bytes, 4);
 
@@ -21,7 +23,7 @@ TEST(GradientBuckets, CoverEveryElementOnceInBackwardOrder) {
 }
 
 TEST(GradientBuckets, HoldNoMoreThanTheirSizeUnlessOneTensorIsLarger) {
-  const std::vector<ParameterSpec> parameters = gpt_parameters(GptConfig{});
+  const std::vector<LocalParameter> parameters = whole_model();
   constexpr std::int64_t kBytes = 20000;
 
   for (const GradientBucket& bucket : gradient_buckets(parameters, kBytes, 4)) {
@@ -29,10 +31,10 @@ TEST(GradientBuckets, HoldNoMoreThanTheirSizeUnlessOneTensorIsLarger) {
   }
 }
 
-TEST(GradientBuckets, OfZeroBytesAreOneBucket) { EXPECT_EQ(gradient_buckets(gpt_parameters(GptConfig{}), 0, 4).size(), 1U); }
+TEST(GradientBuckets, OfZeroBytesAreOneBucket) { EXPECT_EQ(gradient_buckets(whole_model(), 0, 4).size(), 1U); }
 
 TEST(GradientBuckets, OfOneByteAreOnePerTensor) {
-  const std::vector<ParameterSpec> parameters = gpt_parameters(GptConfig{});
+  const std::vector<LocalParameter> parameters = whole_model();
   EXPECT_EQ(gradient_buckets(parameters, 1, 4).size(), parameters.size());
 }
 

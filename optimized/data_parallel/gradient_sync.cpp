@@ -23,26 +23,25 @@ TensorView half_view(std::span<std::uint16_t> bits) {
 }
 
 // What a sum formed in half precision gives: infinity where it passes 65504, or zero where a value was divided below 2^-24.
-void planted_half_sum(const RankContext& context, std::span<float> values, const CommOptions& options) {
-  const auto ranks = static_cast<float>(context.data->size());
+void planted_half_sum(const RankContext& context, Communicator& comm, std::span<float> values, const CommOptions& options) {
+  const auto ranks = static_cast<float>(comm.size());
   const bool divides_first = context.pitfalls.on(Pitfall::half_reduction_divides_before_summing);
   std::vector<std::uint16_t> wire(values.size());
   to_half(values, wire, divides_first ? 1.0F / ranks : 1.0F);
-  all_reduce(*context.data, half_view(wire), options);
+  all_reduce(comm, half_view(wire), options);
   from_half(wire, values, divides_first ? 1.0F : 1.0F / ranks);
 }
 
 }  // namespace
 
-void all_reduce_mean_f16(const RankContext& context, TensorView values, const CommOptions& options) {
+void all_reduce_mean_f16(const RankContext& context, Communicator& comm, TensorView values, const CommOptions& options) {
   const std::span<float> elements = values.as<float>();
   // The sum must not be formed in half precision, nor may a value be divided before it is summed.
   if (context.pitfalls.on(Pitfall::half_reduction_sums_before_dividing) ||
       context.pitfalls.on(Pitfall::half_reduction_divides_before_summing)) {
-    planted_half_sum(context, elements, options);
+    planted_half_sum(context, comm, elements, options);
     return;
   }
-  Communicator& comm = *context.data;
   const int ranks = comm.size();
   std::vector<std::int64_t> counts;
   for (int r = 0; r < ranks; ++r) counts.push_back(balanced_part(values.num_elements(), ranks, r).size());
@@ -66,15 +65,15 @@ void all_reduce_mean_f16(const RankContext& context, TensorView values, const Co
   from_half(wire, elements, 1.0F);
 }
 
-void GradientSync::reduce(TensorView gradients, int bucket_index) {
+void GradientSync::reduce(Communicator& replicas, TensorView gradients, int bucket_index) {
   const CommOptions options = {Purpose::gradient, fmt::format("gradient bucket {}", bucket_index)};
   if (numerics_.reduce != DType::f16) {
-    all_reduce(*context_.data, gradients, options);
+    all_reduce(replicas, gradients, options);
     return;
   }
   // The sum of shares is the mean of `ranks` times each share, which has the size of a whole batch's gradient.
-  context_.kernels->scale(gradients, context_.data->size());
-  all_reduce_mean_f16(context_, gradients, options);
+  context_.kernels->scale(gradients, replicas.size());
+  all_reduce_mean_f16(context_, replicas, gradients, options);
 }
 
 }  // namespace tandem

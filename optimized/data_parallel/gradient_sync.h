@@ -13,17 +13,18 @@ namespace tandem {
 /// Each rank sums one part (all_to_all), and the means go back (all_gather): 2 b (n - 1) / n bytes a rank, b = 2 per element. The
 /// sum never is a half-precision number, so it cannot overflow where no rank's value did, and nothing is divided before it is
 /// summed. values: fp32, the same size on all ranks.
-void all_reduce_mean_f16(const RankContext& context, TensorView values, const CommOptions& options);
+void all_reduce_mean_f16(const RankContext& context, Communicator& ranks, TensorView values, const CommOptions& options);
 
-/// Sums the gradients of all data ranks, bucket by bucket. Each rank's gradient is already divided by the valid tokens of the
-/// *whole* global batch, so the sum needs no factor.
+/// Sums gradients over the replicas of the parameters, bucket by bucket. Each rank's gradient is already divided by the valid
+/// tokens of the *whole* global batch, so the sum needs no factor.
 class GradientSync {
  public:
-  /// Borrows the context's communicator and arena.
+  /// Borrows what the context points to.
   GradientSync(const RankContext& context, const Numerics& numerics) : context_(context), numerics_(numerics) {}
 
-  /// gradients: this bucket's range of the flat gradient buffer. Blocks until it is reduced.
-  void reduce(TensorView gradients, int bucket_index);
+  /// gradients: this bucket's range of the flat gradient buffer; `replicas` the ranks that hold the same parameters. Blocks until
+  /// it is reduced.
+  void reduce(Communicator& replicas, TensorView gradients, int bucket_index);
 
  private:
   RankContext context_;

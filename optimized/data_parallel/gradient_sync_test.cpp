@@ -35,7 +35,8 @@ TEST_P(HalfMean, IsThatOfTheReferenceToTheLastBit) {
       Arena arena({.poison = true, .huge_pages = false});
       const auto kernels = make_cpu_kernels({});
       std::vector<float> values = values_of(comm.rank(), count, scale);
-      all_reduce_mean_f16({&comm, kernels.get(), &arena, nullptr, {}}, view_of(values, {static_cast<std::int64_t>(count)}), {});
+      all_reduce_mean_f16({&comm, kernels.get(), &arena, nullptr, {}, {}}, comm,
+                          view_of(values, {static_cast<std::int64_t>(count)}), {});
       EXPECT_EQ(values, expected[static_cast<std::size_t>(comm.rank())]) << "rank " << comm.rank();
     });
   }
@@ -54,7 +55,7 @@ TEST(GradientSync, SendsHalfTheBytesWhereTheWireIsHalfPrecision) {
       Numerics numerics;
       numerics.reduce = wire;
 
-      GradientSync({&comm, kernels.get(), &arena, nullptr, {}}, numerics).reduce(view_of(values, {kElements}), 0);
+      GradientSync({&comm, kernels.get(), &arena, nullptr, {}, {}}, numerics).reduce(comm, view_of(values, {kElements}), 0);
 
       EXPECT_EQ(comm.bytes_sent(Purpose::gradient), 2 * kElements * static_cast<std::int64_t>(size_bytes(wire)) * 2 / 3);
       EXPECT_EQ(values.front(), 3.0F);

@@ -59,8 +59,8 @@ EngineRecord run_engine(const GptConfig& model, const TrainingPlan& plan, const 
     engine.store().initialise(model, Initialization::scattered, 5);
     const bool leads = comm.rank() == comm.size() - 1;  // the last rank speaks: it has the fewest rows
     const auto collect = [&](Tensors& into, TensorView (ParameterStore::*view)(std::size_t) const) {
-      for (std::size_t i = 0; i < engine.store().specs().size(); ++i) {
-        into[engine.store().specs()[i].name] = ParameterStore::values_of((engine.store().*view)(i));
+      for (std::size_t i = 0; i < engine.store().size(); ++i) {
+        into[engine.store().spec(i).name] = ParameterStore::values_of((engine.store().*view)(i));
       }
     };
     for (int step = 0; step < steps; ++step) {

@@ -2,100 +2,229 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/batch.h"
-#include "core/model_config.h"
+#include "core/pipeline_layout.h"
 #include "core/rng.h"
 #include "core/step_program.h"
 #include "optimized/engine/layout.h"
 #include "optimized/engine/parameter_store.h"
 #include "optimized/engine/rank_context.h"
+#include "optimized/expert_parallel/routing.h"
+#include "optimized/hybrid_parallel/process_groups.h"
 
 namespace tandem {
 
-/// Rows of one micro-batch on this rank and what they share.
+/// This rank's tokens of one micro-batch: whole rows, or under context parallelism its slice of each.
 struct MicroBatch {
   Batch batch;
+  MicroBatchShape shape;
   double loss_scale = 0;  ///< 1 / (valid tokens of the whole global batch)
-  std::uint64_t dropout_seed = 0;
-  std::uint32_t step = 0;
-  [[nodiscard]] MicroBatchShape shape() const noexcept { return {batch.rows, batch.sequence}; }
 };
 
-/// This rank's part of the model: executes the compute operations of a step program on the memory that the program's allocate
-/// operations hand it. Gradients are accumulated into the parameter store.
+/// What a step has in common over its micro-batches.
+struct StepInputs {
+  std::vector<MicroBatch> micro_batches;
+  std::int64_t global_rows = 0;
+  std::uint64_t dropout_seed = 0;
+  std::uint32_t step = 0;
+  bool training = true;  ///< dropout, and gradients of the loss
+};
+
+/// Sums over this rank's tokens since the last call.
+struct StageTotals {
+  double loss_sum = 0;  ///< of valid tokens; the same on all tensor ranks, 0 on ranks without the head
+  double auxiliary_loss = 0;
+  std::int64_t kept = 0, dropped = 0;  ///< assignments of tokens to experts
+};
+
+/// This rank's part of the model: executes the compute and activation communication of a step program on the memory that the
+/// program's allocate operations hand it. Gradients are accumulated into the parameter store.
 ///
 ///   h = dropout(wte[ids] + wpe[positions])
-///   block: middle = h + dropout(c_proj(attention(c_attn(ln_1(h)))));  out = middle + dropout(c_proj(gelu(c_fc(ln_2(middle)))))
+///   block: middle = h + dropout(c_proj(attention(c_attn(ln_1(h)))));  out = middle + dropout(mlp(ln_2(middle)))
 ///   logits = ln_f(out) head^T
+///
+/// One file for each kind of part: stage_embedding.cpp, stage_attention.cpp, stage_ring.cpp, stage_mlp.cpp, stage_experts.cpp,
+/// stage_head.cpp, stage_communication.cpp.
 class GptStage {
  public:
-  /// Borrows all three.
-  GptStage(const RankContext& context, const GptConfig& model, ParameterStore& store);
+  /// Borrows everything.
+  GptStage(const RankContext& context, const GptConfig& model, const TrainingPlan& plan, const ProcessGroups& groups,
+           ParameterStore& store);
 
-  void begin_micro_batch(MicroBatch micro_batch);
-  void allocate(const Operation& operation);
-  void free(const Operation& operation);
-  void compute(const Operation& operation);
+  [[nodiscard]] const LocalModel& local() const noexcept { return local_; }
+  void begin_step(StepInputs inputs);
+  /// Once the valid tokens of the global batch are known.
+  void set_loss_scale(int micro_batch, double scale) { at(micro_batch).loss_scale = scale; }
+  [[nodiscard]] const StepInputs& inputs() const noexcept { return inputs_; }
 
-  /// Sum (not mean) of the losses of valid tokens since the last call.
-  [[nodiscard]] double take_loss_sum() noexcept;
+  void allocate(const Operation& op);
+  /// Memory that a message is still being sent from is kept until it has arrived.
+  void free(const Operation& op);
+  /// Waits until all messages have arrived; before the end of a step.
+  void finish_messages();
+  void compute(const Operation& op);
+  void communicate(const Operation& op);
 
-  /// Sum of the losses of `batch`, forward only, without dropout.
-  [[nodiscard]] double evaluate(const Batch& batch);
+  [[nodiscard]] StageTotals take_totals() noexcept;
 
  private:
-  // A block's parameters in definition order, counted from its ln_1.weight.
-  enum BlockTensor : std::size_t {
-    norm1_weight,
-    norm1_bias,
-    qkv_weight,
-    qkv_bias,
-    projection_weight,
-    projection_bias,
-    norm2_weight,
-    norm2_bias,
-    fc_weight,
-    fc_bias,
-    mlp_projection_weight,
-    mlp_projection_bias,
-    block_tensors
+  // A block's parameters by name in definition order; those of a dense MLP, the router, and those of the local experts.
+  struct BlockParameters {
+    std::size_t norm1_weight, norm1_bias, qkv_weight, qkv_bias, projection_weight, projection_bias, norm2_weight, norm2_bias;
+    struct Mlp {
+      std::size_t fc_weight, fc_bias, projection_weight, projection_bias;
+    };
+    std::vector<Mlp> mlps;  // one, or one for each local expert
+    std::size_t router = 0;
+  };
+  // Identity of an allocation: category, part, phase, layer, micro-batch, chunk, stage.
+  using MemoryKey = std::tuple<MemoryCategory, Part, Phase, int, int, int, int>;
+  // Routing of one block's tokens, from its forward to its backward pass.
+  struct Routing {
+    std::vector<std::int32_t> choices;       // [tokens, choices]
+    std::vector<std::int32_t> slots;         // [tokens, choices] row of combine_in, -1 dropped
+    std::vector<std::int32_t> slot_tokens;   // [experts * own slots] token, -1 empty
+    std::vector<double> first_choice_share;  // [rows, experts]
+    std::vector<std::int32_t> all_choices;   // of whole rows, by position
   };
 
-  [[nodiscard]] TensorView parameter(int layer, BlockTensor which) const;
-  [[nodiscard]] TensorView gradient(int layer, BlockTensor which) const;
-  [[nodiscard]] std::size_t head_index() const;  // of the embedding that makes logits
-  [[nodiscard]] DropoutSpec dropout(DropoutSite site, int layer, double probability) const;
-  [[nodiscard]] AttentionShape attention_shape() const;
-  [[nodiscard]] TensorView block_input(int layer) const;
+  [[nodiscard]] static MemoryKey key_of(const Operation& op);
+  [[nodiscard]] const Arena::Buffer& memory(MemoryCategory category, Part part, Phase phase, int layer, int micro_batch,
+                                            int chunk, int stage = -1) const;
+  [[nodiscard]] MicroBatch& at(int micro_batch) { return inputs_.micro_batches[static_cast<std::size_t>(micro_batch)]; }
+  [[nodiscard]] const MicroBatch& at(int micro_batch) const {
+    return inputs_.micro_batches[static_cast<std::size_t>(micro_batch)];
+  }
+  [[nodiscard]] std::int64_t expected_bytes(const Operation& op) const;
 
-  void embedding_forward();
-  void embedding_backward();
-  void block_forward(int layer);
-  void block_backward_input(int layer);
-  void block_backward_weight(int layer);
-  void head_forward();
-  void head_backward_input();
-  void head_backward_weight();
-  void forward_head_norm(TensorView input);
+  // Views of what operation `op` works on.
+  [[nodiscard]] BlockActivations block(const Operation& op, int layer) const;
+  [[nodiscard]] BlockActivations block(const Operation& op) const { return block(op, op.layer); }
+  [[nodiscard]] BlockGradients block_gradients(const Operation& op) const;
+  [[nodiscard]] PassWorkspace workspace(const Operation& op) const;
+  [[nodiscard]] TensorView block_input(const Operation& op) const;  ///< [slice, hidden]
+  [[nodiscard]] TensorView chunk_output(const Operation& op) const;
+  [[nodiscard]] TensorView stream(const Operation& op) const;  ///< gradient of the residual stream, updated in place
+  [[nodiscard]] TensorView embedding_out(const Operation& op) const;
+  [[nodiscard]] HeadActivations head(const Operation& op) const;
+  [[nodiscard]] HeadWorkspace head_workspace(const Operation& op) const;
+  [[nodiscard]] TensorView head_gradient(const Operation& op) const;
+  [[nodiscard]] TensorView message(const Operation& op) const;
+  [[nodiscard]] TensorView slice_of(const Operation& op, TensorView all_tokens) const;
+  [[nodiscard]] const BlockParameters& parameters_of(int layer) const;
+  [[nodiscard]] TensorView parameter(std::size_t index) const { return store_.parameter(index); }
+  [[nodiscard]] TensorView gradient(std::size_t index) const { return store_.gradient(index); }
+  [[nodiscard]] DropoutSpec residual_dropout(const Operation& op, DropoutSite site, double probability) const;
+  [[nodiscard]] DropoutSpec attention_dropout(const Operation& op) const;
+  [[nodiscard]] AttentionShape attention_shape(const Operation& op) const;
+
+  void embedding_lookup_forward(const Operation& op);
+  void embedding_forward(const Operation& op);
+  void embedding_backward(const Operation& op);
+  void embedding_lookup_backward(const Operation& op);
+
+  void norm_1(const Operation& op);
+  void attention_in(const Operation& op);
+  void attention_core(const Operation& op);
+  void attention_out(const Operation& op);
+  void attention_merge(const Operation& op);
+  void norm_2(const Operation& op);
+  void block_weights(const Operation& op);
+  void row_parallel_weights(const Operation& op, TensorView x, TensorView dy, TensorView dweight, TensorView dbias);
+
+  // Context parallelism: one segment of the ring. A run of queries is contiguous in a row, but not over several rows.
+  struct RunBuffers {
+    Arena::Buffer out_memory, logsumexp_memory;
+    TensorView out, logsumexp;
+  };
+  [[nodiscard]] RunBuffers load_run(const Operation& op, const AttentionSegment& segment, std::int64_t query, TensorView out,
+                                    TensorView logsumexp);
+  void store_run(const Operation& op, const AttentionSegment& segment, std::int64_t query, const RunBuffers& run, TensorView out,
+                 TensorView logsumexp);
+  void copy_run(const Operation& op, const AttentionSegment& segment, std::int64_t query, TensorView all, TensorView part,
+                std::int64_t outer, std::int64_t inner, bool load) const;
+  void ring_forward(const Operation& op);
+  void ring_backward(const Operation& op);
+  void pack_keys_values(const Operation& op, TensorView packed);
+  void take_home_key_value_gradients(const Operation& op);
+  void ring_shift(const Operation& op);
+  template <class Use>
+  void for_each_segment(const Operation& op, const Use& use);
+
+  void mlp(const Operation& op);
+  void mlp_merge(const Operation& op);
+  void mlp_weights(const Operation& op);
+
+  void router(const Operation& op);
+  void dispatch(const Operation& op);
+  void experts(const Operation& op);
+  void combine(const Operation& op);
+  void route(const Operation& op);
+  void exchange_choices(const Operation& op);
+  void router_backward(const Operation& op);
+  void first_gates(const Routing& routing, const RoutingShape& shape, const BlockActivations& a) const;
+  void expert_weights(const Operation& op);
+  [[nodiscard]] RoutingShape routing_shape(const Operation& op) const;
+  void permute(const Operation& op, TensorView by_peer, TensorView by_expert, bool to_experts) const;
+
+  void head_norm(const Operation& op);
+  void head_logits(const Operation& op);
+  void head_loss(const Operation& op);
+  [[nodiscard]] std::vector<std::int32_t> local_targets(const Operation& op, Interval tokens) const;
+  [[nodiscard]] const std::vector<std::int32_t>& targets_of(const Operation& op) const;
+  void vocabulary_gradient(const Operation& op, Interval tokens, std::span<const std::int32_t> targets, TensorView logits,
+                           TensorView logsumexp);
+  [[nodiscard]] std::size_t head_index() const { return model_.tied ? *wte_ : *lm_head_; }
+
+  void sum_over_tensor_ranks(const Operation& op, TensorView full, TensorView slice);
+  void gather_slices(const Operation& op, TensorView full);
+  void gather_embedding_gradient(const Operation& op);
+  void send_message(const Operation& op);
+  void take_over(const Operation& op);
+  void collect_arrived();
+  void receive_message(const Operation& op);
+  void exchange_slots(const Operation& op);
+  void gather_statistics(const Operation& op);
+
+  // Tracing; nothing where the sink is empty.
+  enum class Tokens : std::uint8_t { all, slice };
+  void trace(const Operation& op, std::string name, TensorView values, Tokens tokens, std::vector<Interval> columns,
+             std::int64_t width) const;
+  void trace_logits(const Operation& op, std::string_view what, TensorView logits, Interval tokens) const;
+  void trace_hidden(const Operation& op, std::string_view what, TensorView values, Tokens tokens) const;
+  void trace_rows(const Operation& op, std::string name, TensorView values, Interval tokens, std::vector<Interval> columns,
+                  std::int64_t width) const;
+  [[nodiscard]] bool tracing() const { return static_cast<bool>(context_.trace) && inputs_.training; }
+  [[nodiscard]] std::string traced_name(const Operation& op, std::string_view what) const;
 
   RankContext context_;
   GptConfig model_;
+  const ProcessGroups& groups_;
   ParameterStore& store_;
-  std::size_t wte_, wpe_, first_block_, final_norm_;
-  MicroBatch micro_batch_;
-  std::vector<std::int64_t> dropout_rows_;
-  bool training_ = true;
-  double loss_sum_ = 0;
-
-  Arena::Buffer embedding_memory_, stream_memory_, head_memory_, head_workspace_memory_, block_gradient_memory_;
-  std::vector<Arena::Buffer> block_memory_;
-  TensorView embedding_out_, stream_;  // stream_: gradient of the residual stream, updated in place
-  std::vector<BlockActivations> blocks_;
-  BlockGradients block_gradients_;
-  HeadActivations head_;
-  HeadWorkspace head_workspace_;
+  LocalModel local_;
+  PipelineLayout stages_;
+  DType dtype_;
+  std::map<int, BlockParameters> block_parameters_;  // by layer
+  std::optional<std::size_t> wte_, wpe_, final_norm_, lm_head_;
+  StepInputs inputs_;
+  std::vector<std::vector<std::int64_t>> dropout_rows_;    // [micro-batches] global row of each row
+  std::vector<std::vector<std::int64_t>> dropout_tokens_;  // [micro-batches] global token of each token
+  std::map<MemoryKey, Arena::Buffer> buffers_;
+  std::map<std::pair<int, int>, Routing> routings_;  // by micro-batch and layer
+  std::map<const void*, Work> sending_;              // by the memory that is being sent
+  struct Departing {
+    Arena::Buffer memory;  // freed by the program
+    Work work;
+  };
+  std::vector<Departing> departing_;
+  StageTotals totals_;
 };
 
 }  // namespace tandem

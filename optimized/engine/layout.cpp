@@ -14,52 +14,118 @@ TensorView Carver::take(std::initializer_list<std::int64_t> shape) {
   return view;
 }
 
-BlockActivations carve_block(Carver& carver, const GptConfig& model, MicroBatchShape shape) {
+BlockActivations carve_block(Carver& carver, const LocalModel& local, const MicroBatchShape& shape) {
+  const GptConfig& model = local.model;
   const std::int64_t tokens = shape.tokens();
+  const std::int64_t slice = token_slice(local, shape).size();
   BlockActivations a;
-  a.norm1_mean = carver.take({tokens});
-  a.norm1_rstd = carver.take({tokens});
+  a.norm1_mean = carver.take({slice});
+  a.norm1_rstd = carver.take({slice});
   a.norm1_out = carver.take({tokens, model.hidden});
-  a.qkv = carver.take({tokens, 3 * model.hidden});
-  a.logsumexp = carver.take({shape.rows, model.heads, shape.sequence});
-  a.attention_out = carver.take({tokens, model.hidden});
-  a.middle = carver.take({tokens, model.hidden});
-  a.norm2_mean = carver.take({tokens});
-  a.norm2_rstd = carver.take({tokens});
+  a.qkv = carver.take({tokens, 3 * local.attention_width()});
+  a.logsumexp = carver.take({shape.rows, local.heads(), shape.sequence});
+  a.attention_out = carver.take({tokens, local.attention_width()});
+  a.middle = carver.take({slice, model.hidden});
+  a.norm2_mean = carver.take({slice});
+  a.norm2_rstd = carver.take({slice});
   a.norm2_out = carver.take({tokens, model.hidden});
-  a.fc_out = carver.take({tokens, model.mlp_width()});
-  a.gelu_out = carver.take({tokens, model.mlp_width()});
-  a.out = carver.take({tokens, model.hidden});
+  if (model.experts == 0) {
+    a.fc_out = carver.take({tokens, local.mlp_width()});
+    a.gelu_out = carver.take({tokens, local.mlp_width()});
+  } else {
+    const ExpertSlots slots = expert_slots(local, shape);
+    a.probabilities = carver.take({tokens, model.experts});
+    a.gates = carver.take({tokens, model.expert_choices});
+    a.expert_in = carver.take({local.experts(), slots.received, model.hidden});
+    a.fc_out = carver.take({local.experts(), slots.received, local.mlp_width()});
+    a.gelu_out = carver.take({local.experts(), slots.received, local.mlp_width()});
+    a.combine_in = carver.take({model.experts, slots.own, model.hidden});
+  }
+  a.out = carver.take({slice, model.hidden});
   return a;
 }
 
-BlockGradients carve_block_gradients(Carver& carver, const GptConfig& model, MicroBatchShape shape) {
+BlockGradients carve_block_gradients(Carver& carver, const LocalModel& local, const MicroBatchShape& shape) {
+  const GptConfig& model = local.model;
   const std::int64_t tokens = shape.tokens();
   BlockGradients g;
   g.mlp_out = carver.take({tokens, model.hidden});
-  g.fc_out = carver.take({tokens, model.mlp_width()});
+  if (model.experts == 0) {
+    g.fc_out = carver.take({tokens, local.mlp_width()});
+  } else {
+    const ExpertSlots slots = expert_slots(local, shape);
+    g.router = carver.take({tokens, model.experts});
+    g.expert_out = carver.take({local.experts(), slots.received, model.hidden});
+    g.fc_out = carver.take({local.experts(), slots.received, local.mlp_width()});
+  }
   g.norm2_out = carver.take({tokens, model.hidden});
   g.attention_projection = carver.take({tokens, model.hidden});
-  g.attention_out = carver.take({tokens, model.hidden});
-  g.qkv = carver.take({tokens, 3 * model.hidden});
+  g.attention_out = carver.take({tokens, local.attention_width()});
+  g.qkv = carver.take({tokens, 3 * local.attention_width()});
   g.norm1_out = carver.take({tokens, model.hidden});
   return g;
 }
 
-HeadActivations carve_head(Carver& carver, const GptConfig& model, MicroBatchShape shape) {
-  const std::int64_t tokens = shape.tokens();
+std::int64_t ring_elements(const LocalModel& local, const MicroBatchShape& shape, int rank) {
+  return shape.rows * context_tokens(local, shape.row_tokens, rank) * 2 * local.attention_width();
+}
+
+PassWorkspace carve_pass_workspace(Carver& carver, const LocalModel& local, const MicroBatchShape& shape, bool forward) {
+  const GptConfig& model = local.model;
+  PassWorkspace w;
+  if (forward && local.sequence_parallel) w.partial = carver.take({shape.tokens(), model.hidden});
+  if (local.context_ranks > 1) {
+    std::int64_t largest = 0;
+    for (int rank = 0; rank < local.context_ranks; ++rank) largest = std::max(largest, ring_elements(local, shape, rank));
+    for (TensorView& buffer : w.ring) buffer = carver.take({forward ? largest : 2 * largest});
+  }
+  if (model.experts > 0) {
+    const ExpertSlots slots = expert_slots(local, shape);
+    // A rank with all experts writes straight to where they are needed in the forward pass.
+    if (!forward || local.expert_ranks > 1) w.own = carver.take({model.experts, slots.own, model.hidden});
+    if (local.expert_ranks > 1) w.remote = carver.take({local.experts(), slots.received, model.hidden});
+    if (!forward) w.gate_gradient = carver.take({shape.tokens(), model.expert_choices});
+  }
+  return w;
+}
+
+TensorView carve_stream(Carver& carver, const LocalModel& local, const MicroBatchShape& shape) {
+  return carver.take({token_slice(local, shape).size(), local.model.hidden});
+}
+
+HeadActivations carve_head(Carver& carver, const LocalModel& local, const MicroBatchShape& shape) {
+  const std::int64_t slice = token_slice(local, shape).size();
   HeadActivations a;
-  a.mean = carver.take({tokens});
-  a.rstd = carver.take({tokens});
-  a.norm_out = carver.take({tokens, model.hidden});
+  a.mean = carver.take({slice});
+  a.rstd = carver.take({slice});
+  a.norm_out = carver.take({shape.tokens(), local.model.hidden});
   return a;
 }
 
-HeadWorkspace carve_head_workspace(Carver& carver, const GptConfig& model, MicroBatchShape shape) {
+int head_pieces(const MicroBatchShape& shape) {
+  return static_cast<int>((shape.tokens() + kLogitsChunkTokens - 1) / kLogitsChunkTokens);
+}
+
+Interval head_piece(const MicroBatchShape& shape, int piece) {
+  const std::int64_t begin = piece * kLogitsChunkTokens;
+  return {begin, std::min(begin + kLogitsChunkTokens, shape.tokens())};
+}
+
+HeadWorkspace carve_head_workspace(Carver& carver, const LocalModel& local, const MicroBatchShape& shape) {
+  const std::int64_t tokens = std::min(shape.tokens(), kLogitsChunkTokens);
   HeadWorkspace w;
-  w.logits = carver.take({std::min(shape.tokens(), kLogitsChunkTokens), model.vocabulary});
-  w.norm_gradient = carver.take({shape.tokens(), model.hidden});
+  w.logits = carver.take({tokens, local.vocabulary_rows()});
+  if (local.tensor_ranks > 1) {
+    w.statistics = carver.take({tokens, 3});
+    w.gathered = carver.take({local.tensor_ranks, tokens, 3});
+    w.logsumexp = carver.take({tokens});
+    w.target_logit = carver.take({tokens});
+  }
   return w;
+}
+
+TensorView carve_head_gradient(Carver& carver, const LocalModel& local, const MicroBatchShape& shape) {
+  return carver.take({shape.tokens(), local.model.hidden});
 }
 
 }  // namespace tandem

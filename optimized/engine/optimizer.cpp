@@ -20,8 +20,17 @@ double scheduled_learning_rate(const OptimizerConfig& optimizer, const ScheduleC
   return optimizer.learning_rate * (schedule.min_ratio + (1.0 - schedule.min_ratio) * cosine);
 }
 
-double gradient_norm(const RankContext& context, const ParameterStore& store) {
-  return std::sqrt(context.kernels->squared_norm(store.all_gradients()));
+double squared_gradient_norm(const RankContext& context, const ParameterStore& store) {
+  // Replicated parameters must count once: every tensor rank has the same norms and row biases.
+  const bool every_copy = context.pitfalls.on(Pitfall::replicated_counted_per_tensor_rank);
+  const auto counts = [&](const LocalParameter& parameter) { return parameter.counts_in_norm || every_copy; };
+  const bool all = std::all_of(store.parameters().begin(), store.parameters().end(), counts);
+  if (all) return context.kernels->squared_norm(store.all_gradients());
+  double sum = 0;
+  for (std::size_t i = 0; i < store.size(); ++i) {
+    if (counts(store.parameters()[i])) sum += context.kernels->squared_norm(store.gradient(i).flat());
+  }
+  return sum;
 }
 
 double clip_coefficient(const OptimizerConfig& config, double norm, const PitfallSet& pitfalls) {
@@ -32,17 +41,22 @@ double clip_coefficient(const OptimizerConfig& config, double norm, const Pitfal
   return coefficient < 1.0 ? coefficient : std::isnan(coefficient) ? coefficient : 1.0;
 }
 
-void update_parameters(const RankContext& context, const OptimizerConfig& config, double learning_rate, double gradient_scale,
-                       std::int64_t update_index, ParameterStore& store) {
-  for (std::size_t i = 0; i < store.specs().size(); ++i) {
+void update_parameters(const RankContext& context, const OptimizerConfig& config, const ParameterUpdate& update,
+                       ParameterStore& store) {
+  for (std::size_t i = 0; i < store.size(); ++i) {
+    const LocalParameter& held = store.parameters()[i];
     // Biases and norms do not decay: pulling a norm's weight towards zero fights what it is for.
-    const bool decays = store.specs()[i].decays() || context.pitfalls.on(Pitfall::decay_on_every_tensor);
+    const bool decays = held.spec.decays() || context.pitfalls.on(Pitfall::decay_on_every_tensor);
     const double decay = decays ? config.weight_decay : 0.0;
+    // One coefficient for all ranks: replicas that are clipped on one rank alone part.
+    const bool unclipped =
+        context.pitfalls.on(Pitfall::replicated_clipped_on_tensor_rank_zero) && update.tensor_rank > 0 && held.shard.is_whole();
+    const double scale = unclipped ? 1.0 : update.gradient_scale;
     if (config.kind == OptimizerKind::sgd) {
-      context.kernels->sgd(learning_rate, decay, gradient_scale, store.gradient(i).flat(), store.parameter(i).flat());
+      context.kernels->sgd(update.learning_rate, decay, scale, store.gradient(i).flat(), store.parameter(i).flat());
       continue;
     }
-    const AdamWStep step = {learning_rate, config.beta1, config.beta2, config.epsilon, decay, update_index, gradient_scale};
+    const AdamWStep step = {update.learning_rate, config.beta1, config.beta2, config.epsilon, decay, update.index, scale};
     context.kernels->adamw(step, store.gradient(i).flat(), store.parameter(i).flat(), store.first_moment(i).flat(),
                            store.second_moment(i).flat());
   }

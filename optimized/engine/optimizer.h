@@ -13,14 +13,22 @@ namespace tandem {
 [[nodiscard]] double scheduled_learning_rate(const OptimizerConfig& optimizer, const ScheduleConfig& schedule, std::int64_t step,
                                              std::int64_t total_steps);
 
-/// Norm over all parameters (a tied wte once), in double. The gradients are those of the whole global batch, equal on all ranks.
-[[nodiscard]] double gradient_norm(const RankContext& context, const ParameterStore& store);
+/// Sum of squares, in double, over what counts on this rank: of the copies of a parameter that the ranks of one model replica
+/// hold (replicated over tensor ranks, tied over the ends of the pipeline, dense over expert ranks) one counts.
+[[nodiscard]] double squared_gradient_norm(const RankContext& context, const ParameterStore& store);
 
 /// min(1, max_grad_norm / (norm + 1e-6)); 1 where clipping is off.
 [[nodiscard]] double clip_coefficient(const OptimizerConfig& config, double norm, const PitfallSet& pitfalls);
 
-/// One update of every parameter. update_index counts from 1.
-void update_parameters(const RankContext& context, const OptimizerConfig& config, double learning_rate, double gradient_scale,
-                       std::int64_t update_index, ParameterStore& store);
+struct ParameterUpdate {
+  double learning_rate = 0;
+  double gradient_scale = 1;  ///< the clip coefficient
+  std::int64_t index = 1;     ///< counts from 1
+  int tensor_rank = 0;
+};
+
+/// One update of every parameter that this rank holds.
+void update_parameters(const RankContext& context, const OptimizerConfig& config, const ParameterUpdate& update,
+                       ParameterStore& store);
 
 }  // namespace tandem

@@ -25,19 +25,19 @@ void zero(TensorView tensor) {
 
 }  // namespace
 
-ParameterStore::ParameterStore(Arena& arena, const GptConfig& model, const TrainingPlan& plan, OptimizerKind optimizer)
-    : specs_(gpt_parameters(model)),
+ParameterStore::ParameterStore(Arena& arena, const GptConfig& model, const TrainingPlan& plan, OptimizerKind optimizer, int rank)
+    : parameters_(local_parameters(model, plan, ProcessGrid(plan), rank)),
       offsets_{0},
       storage_(plan.numerics.storage),
       accumulate_(plan.numerics.accumulate),
-      master_(plan.numerics.master),
-      data_ranks_(plan.parallel.data) {
-  for (std::size_t i = 0; i < specs_.size(); ++i) {
-    offsets_.push_back(offsets_.back() + specs_[i].num_elements());
-    by_name_.emplace(specs_[i].name, i);
+      master_(plan.numerics.master) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    shapes_.push_back(parameters_[i].shard.local_shape());
+    offsets_.push_back(offsets_.back() + parameters_[i].num_elements());
+    by_name_.emplace(parameters_[i].spec.name, i);
   }
   const Shape shape = {num_elements()};
-  parameters_ = arena.allocate(storage_, shape, MemoryCategory::parameters);
+  values_ = arena.allocate(storage_, shape, MemoryCategory::parameters);
   gradients_ = arena.allocate(accumulate_, shape, MemoryCategory::gradients);
   if (optimizer == OptimizerKind::adamw) {
     first_moments_ = arena.allocate(master_, shape, MemoryCategory::optimizer);
@@ -52,14 +52,19 @@ void ParameterStore::zero_moments() {
 
 std::size_t ParameterStore::index_of(std::string_view name) const {
   const auto found = by_name_.find(name);
-  TANDEM_CHECK(found != by_name_.end(), fmt::format("there is no parameter '{}'", name));
+  TANDEM_CHECK(found != by_name_.end(), fmt::format("this rank holds no parameter '{}'", name));
   return found->second;
+}
+
+std::optional<std::size_t> ParameterStore::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? std::nullopt : std::optional(found->second);
 }
 
 TensorView ParameterStore::slice(const Arena::Buffer& buffer, DType dtype, std::size_t index) const {
   if (!buffer) return {};
   auto* first = static_cast<std::byte*>(buffer.data()) + offsets_[index] * static_cast<std::int64_t>(size_bytes(dtype));
-  return {first, dtype, specs_[index].shape};
+  return {first, dtype, shapes_[index]};
 }
 
 TensorView ParameterStore::flat(const Arena::Buffer& buffer, DType dtype) const {
@@ -67,18 +72,15 @@ TensorView ParameterStore::flat(const Arena::Buffer& buffer, DType dtype) const 
   return {buffer.data(), dtype, {num_elements()}};
 }
 
-ShardSpec ParameterStore::shard(std::size_t index) const {
-  ShardSpec shard = whole(specs_[index].name, specs_[index].shape, storage_);
-  shard.replica_count = data_ranks_;
-  return shard;
-}
-
 void ParameterStore::initialise(const GptConfig& model, Initialization how, std::uint64_t seed) {
-  for (std::size_t i = 0; i < specs_.size(); ++i) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const bool is_whole = parameters_[i].shard.is_whole();
+    const std::vector<std::int64_t> indices = is_whole ? std::vector<std::int64_t>() : global_indices(parameters_[i].shard);
     visit(parameter(i), [&](auto values) {
+      using Real = typename decltype(values)::value_type;
       for (std::size_t e = 0; e < values.size(); ++e) {
-        using Real = typename decltype(values)::value_type;
-        values[e] = static_cast<Real>(initial_value(model, specs_[i], how, seed, static_cast<std::int64_t>(e)));
+        const std::int64_t index = is_whole ? static_cast<std::int64_t>(e) : indices[e];
+        values[e] = index < 0 ? Real{0} : static_cast<Real>(initial_value(model, parameters_[i].spec, how, seed, index));
       }
     });
   }

@@ -3,6 +3,7 @@
 
 #include "core/pitfall.h"
 #include "core/timeline.h"
+#include "core/trace.h"
 #include "kernels/kernels.h"
 #include "optimized/comm/communicator.h"
 #include "optimized/memory/arena.h"
@@ -11,11 +12,12 @@ namespace tandem {
 
 /// What one rank works with; handed down explicitly, there are no globals. Borrows everything; all must outlive the user.
 struct RankContext {
-  Communicator* data = nullptr;  ///< the ranks that hold the same parameters and different rows
+  Communicator* world = nullptr;  ///< all ranks of the plan; the groups of each axis are split from it
   Kernels* kernels = nullptr;
   Arena* arena = nullptr;
   Timeline* timeline = nullptr;  ///< may be null
   PitfallSet pitfalls;
+  TraceSink trace{};  ///< may be empty
 };
 
 }  // namespace tandem

@@ -112,11 +112,12 @@ class RankTrainer {
 
   void save(std::int64_t done) {
     if (options_.output.empty()) return;
-    if (leads()) {
+    {
       const SpanScope span(&timeline_, "checkpoint", Activity::checkpoint, static_cast<int>(done - 1));
       try {
-        report_.checkpoint =
+        const std::filesystem::path written =
             save_checkpoint(options_.output, engine_, {options_.config, done, engine_.updates(), options_.data_name});
+        if (leads()) report_.checkpoint = written;
       } catch (const IoError& error) {
         report_.checkpoint_error = error.what();
       }
@@ -139,7 +140,7 @@ TrainReport train(const TrainOptions& options) {
   validate(options.config.model);
   require_legal(options.config.plan, options.config.model);
   TrainReport report;
-  const int ranks = options.config.plan.parallel.data;
+  const int ranks = options.config.plan.parallel.world_size();
   report.spans_by_rank.resize(static_cast<std::size_t>(ranks));
   report.ledgers.resize(static_cast<std::size_t>(ranks));
   run_threads_world({.ranks = ranks}, [&](Communicator& comm) { RankTrainer(options, comm, report).run(); });

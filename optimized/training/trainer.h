@@ -47,7 +47,7 @@ struct TrainReport {
   KernelsInfo kernels;
 };
 
-/// Trains on plan.parallel.data ranks (threads of this process) from step 0, or from where `resume` ended, to config.steps.
+/// Trains on the plan's ranks (threads of this process) from step 0, or from where `resume` ended, to config.steps.
 /// Throws InputError for a plan, a model or tokens that do not fit; what a rank throws.
 [[nodiscard]] TrainReport train(const TrainOptions& options);
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of one (row, head), queries in tiles of kQueries. The scores of a tile against all keys that it sees are one strip
-// [kQueries, keys], made, used and overwritten by the next tile: no [sequence, sequence] matrix exists. Keys and values are
-// copied once into contiguous buffers padded to whole registers, so that every product is a padded_gemm().
+// Attention of one (row, head), or of a segment of it, queries in tiles of kQueries. The scores of a tile against all keys that
+// it sees are one strip [kQueries, keys], made, used and overwritten by the next tile: no [sequence, sequence] matrix exists.
+// Keys and values are copied once into contiguous buffers padded to whole registers, so that every product is a padded_gemm().
 #pragma once
 
+#include "kernels/cpu/simd/attention_buffers.h"
 #include "kernels/cpu/simd/gemm_loops.h"
 #include "kernels/cpu/simd/random_loops.h"
 #include "kernels/cpu/simd/training_loops.h"
@@ -13,111 +14,41 @@
 namespace tandem::cpu {
 namespace {
 
-constexpr Index kQueries = 32;
-
-inline Index round_up(Index value, Index multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-/// The buffers of one head, cut from its scratch.
-template <class Real>
-struct HeadBuffers {
-  Index channels;             // head_size padded to registers
-  Index keys;                 // sequence padded to panels of kTileColumns
-  Index strip_stride;         // keys and one more register, so that the rows of a strip do not share cache sets
-  Real *k_panels, *v_panels;  // [keys / kTileColumns][head_size][kTileColumns]: transposed
-  Real *k, *v;                // [sequence, channels]
-  Real *dk, *dv;              // [sequence, channels]
-  Real *query, *dout, *out;   // [kQueries, channels]
-  Real *scores, *dscores;     // [kQueries, strip_stride]
-
-  HeadBuffers(Index sequence, Index head_size, Real* scratch) {
-    channels = round_up(head_size, Register<Real>::kLanes);
-    keys = round_up(sequence, kTileColumns<Real>);
-    strip_stride = keys + Register<Real>::kLanes;
-    k_panels = take(scratch, keys * head_size);
-    v_panels = take(scratch, keys * head_size);
-    k = take(scratch, sequence * channels);
-    v = take(scratch, sequence * channels);
-    dk = take(scratch, sequence * channels);
-    dv = take(scratch, sequence * channels);
-    query = take(scratch, kQueries * channels);
-    dout = take(scratch, kQueries * channels);
-    out = take(scratch, kQueries * channels);
-    scores = take(scratch, kQueries * strip_stride);
-    dscores = take(scratch, kQueries * strip_stride);
-  }
-  Index used = 0;  // elements of scratch
-
- private:
-  /// A null scratch is only measured.
-  Real* take(Real* scratch, Index count) {
-    Real* taken = scratch == nullptr ? nullptr : scratch + used;
-    used += round_up(count, 64 / static_cast<Index>(sizeof(Real)));
-    return taken;
-  }
-};
-
-template <class Real>
-Index attention_scratch(Index sequence, Index head_size) {
-  return HeadBuffers<Real>(sequence, head_size, nullptr).used;
-}
-
-/// to [rows, channels] = factor * from, padding zero.
-template <class Real>
-inline void copy_rows(const Real* from, Index stride, Index rows, Index head_size, Index channels, Real factor, Real* to) {
-  for (Index t = 0; t < rows; ++t) {
-    const Real* source = from + t * stride;
-    Real* target = to + t * channels;
-#pragma omp simd
-    for (Index c = 0; c < head_size; ++c) target[c] = factor * source[c];
-    for (Index c = head_size; c < channels; ++c) target[c] = Real(0);
-  }
-}
-
-template <class Real>
-inline void store_rows(const Real* from, Index channels, Index rows, Index head_size, Real factor, Real* to, Index stride) {
-  for (Index t = 0; t < rows; ++t) {
-#pragma omp simd
-    for (Index c = 0; c < head_size; ++c) to[t * stride + c] = factor * from[t * channels + c];
-  }
-}
-
-/// panels[s / columns][channel][s % columns] = from[s, channel], padding zero.
-template <class Real>
-inline void transpose_into_panels(const Real* from, Index stride, Index sequence, Index head_size, Real* panels) {
-  constexpr Index kColumns = kTileColumns<Real>;
-  for (Index first = 0; first < sequence; first += kColumns, panels += kColumns * head_size) {
-    const Index width = sequence - first < kColumns ? sequence - first : kColumns;
-    for (Index c = 0; c < head_size; ++c) {
-      Real* line = panels + c * kColumns;
-      const Real* source = from + first * stride + c;
-      for (Index s = 0; s < width; ++s) line[s] = source[s * stride];
-      for (Index s = width; s < kColumns; ++s) line[s] = Real(0);
-    }
-  }
-}
-
 /// The queries of one tile and the keys that they see together.
 struct Tile {
   Index first, rows;     // queries [first, first + rows)
-  Index begin, end;      // keys that some query of the tile sees
+  Index begin, end;      // keys that some query of the tile sees; empty: begin == end
   Index panel, columns;  // what the strip holds: keys [panel * kTileColumns, ... + columns), columns in whole panels
 };
 
-inline Index start_of(const std::int32_t* document_starts, Index query) {
-  return document_starts == nullptr ? 0 : document_starts[query];
+struct Range {
+  Index begin, end;
+};
+
+/// The keys that a query sees, as indices into head.k; begin == end where there are none.
+template <class Real>
+inline Range visible_keys(const AttentionHead<Real>& head, Index query) {
+  const Index start = (head.document_starts == nullptr ? 0 : head.document_starts[query]) - head.key_begin;
+  const Index stop = head.query_begin + query + 1 - head.key_begin;
+  const Index begin = start < 0 ? 0 : start;
+  const Index end = stop < head.keys ? stop : head.keys;
+  return {begin, end < begin ? begin : end};
 }
 
 template <class Real>
 inline Tile make_tile(const AttentionHead<Real>& head, Index first) {
   Tile result;
   result.first = first;
-  result.rows = head.sequence - first < kQueries ? head.sequence - first : kQueries;
-  result.end = first + result.rows;
-  result.begin = first;
-  for (Index t = first; t < result.end; ++t) {
-    const Index start = start_of(head.document_starts, t);
-    result.begin = start < result.begin ? start : result.begin;
+  result.rows = head.queries - first < kQueries ? head.queries - first : kQueries;
+  result.begin = head.keys;
+  result.end = 0;
+  for (Index t = first; t < first + result.rows; ++t) {
+    const Range visible = visible_keys(head, t);
+    if (visible.begin == visible.end) continue;
+    result.begin = visible.begin < result.begin ? visible.begin : result.begin;
+    result.end = visible.end > result.end ? visible.end : result.end;
   }
+  if (result.end == 0) result.begin = 0;
   result.panel = result.begin / kTileColumns<Real>;
   result.columns = round_up(result.end, kTileColumns<Real>) - result.panel * kTileColumns<Real>;
   return result;
@@ -146,29 +77,54 @@ inline std::uint64_t mask_element(const AttentionHead<Real>& head, Index query, 
   return head.mask_first_element + static_cast<std::uint64_t>(query * head.mask_row_elements + key);
 }
 
+/// Keeps logsumexp of one query whose scores have this maximum and sum of e^(score - largest). Returns the factor that turns
+/// these terms into probabilities; `carry` is what the output over earlier keys is multiplied by.
+template <class Real>
+inline Real keep_logsumexp(const AttentionHead<Real>& head, Index query, Real largest, double sum, Real& carry) {
+  double total = static_cast<double>(largest) + __builtin_log(sum);
+  double factor = 1.0 / sum;
+  carry = Real(0);
+  const double earlier = static_cast<double>(head.logsumexp[query]);
+  if (head.accumulate && earlier != -__builtin_inf()) {
+    // In terms of the smaller over the larger part. Unrounded logarithms, so that both shares add up to one.
+    const bool grows = total > earlier;
+    const double ratio = __builtin_exp(grows ? earlier - total : total - earlier), share = 1.0 / (1.0 + ratio);
+    carry = static_cast<Real>(grows ? ratio * share : share);
+    factor *= grows ? share : ratio * share;
+    total = (grows ? total : earlier) + __builtin_log1p(ratio);
+  }
+  head.logsumexp[query] = static_cast<Real>(total);
+  return static_cast<Real>(factor);
+}
+
 /// Scores of a tile become (dropped) probabilities, and logsumexp is kept.
 template <class Real>
-inline void softmax_tile(const AttentionHead<Real>& head, const Tile& part, Real* scores, Index stride) {
+inline void softmax_tile(const AttentionHead<Real>& head, const Tile& part, Real* scores, Index stride, Real* carry) {
   const Index origin = part.panel * kTileColumns<Real>;
   for (Index t = part.first; t < part.first + part.rows; ++t) {
     Real* row = scores + (t - part.first) * stride;
-    const Index start = start_of(head.document_starts, t);
-    const Index begin = start - origin, end = t + 1 - origin;
+    const Range visible = visible_keys(head, t);
+    const Index begin = visible.begin - origin, end = visible.end - origin;
+    if (begin == end) {
+      carry[t - part.first] = Real(1);
+      clear_outside(row, Index{0}, Index{0}, part.columns);
+      continue;
+    }
     const Real largest = maximum(row + begin, end - begin);
     const double sum = exponential_sum<true>(row + begin, end - begin, largest);
-    const Real inverse = static_cast<Real>(1.0 / sum);
-    head.logsumexp[t] = static_cast<Real>(static_cast<double>(largest) + __builtin_log(sum));
+    const Real inverse = keep_logsumexp(head, t, largest, sum, carry[t - part.first]);
     if (head.mask == nullptr) {
 #pragma omp simd
       for (Index s = begin; s < end; ++s) row[s] *= inverse;
     } else {
       const Real factor = inverse * head.keep_scale;
       const std::uint32_t threshold = head.mask->threshold;
-      for_mask(*head.mask, mask_element(head, t, start), end - begin, [&](const std::uint32_t* words, Index from, Index to) {
-        Real* visible = row + begin;
+      for_mask(*head.mask, mask_element(head, t, visible.begin), end - begin,
+               [&](const std::uint32_t* words, Index from, Index to) {
+                 Real* seen = row + begin;
 #pragma omp simd
-        for (Index s = from; s < to; ++s) visible[s] = words[s - from] >= threshold ? visible[s] * factor : Real(0);
-      });
+                 for (Index s = from; s < to; ++s) seen[s] = words[s - from] >= threshold ? seen[s] * factor : Real(0);
+               });
     }
     clear_outside(row, begin, end, part.columns);
   }
@@ -176,19 +132,26 @@ inline void softmax_tile(const AttentionHead<Real>& head, const Tile& part, Real
 
 template <class Real>
 void attention_forward(const AttentionHead<Real>& head) {
-  const HeadBuffers<Real> buffers(head.sequence, head.head_size, head.scratch);
+  const HeadBuffers<Real> buffers(head.keys, head.head_size, head.scratch);
   const Index channels = buffers.channels;
-  transpose_into_panels(head.k, head.qkv_stride, head.sequence, head.head_size, buffers.k_panels);
-  copy_rows(head.v, head.qkv_stride, head.sequence, head.head_size, channels, Real(1), buffers.v);
-  for (Index first = 0; first < head.sequence; first += kQueries) {
+  Real carry[kQueries];
+  transpose_into_panels(head.k, head.k_stride, head.keys, head.head_size, buffers.k_panels);
+  copy_rows(head.v, head.v_stride, head.keys, head.head_size, channels, Real(1), buffers.v);
+  for (Index first = 0; first < head.queries; first += kQueries) {
     const Tile part = make_tile(head, first);
+    if (part.begin == part.end) continue;
     const Index origin = part.panel * kTileColumns<Real>;
-    copy_rows(head.q + first * head.qkv_stride, head.qkv_stride, part.rows, head.head_size, channels, head.scale, buffers.query);
+    copy_rows(head.q + first * head.q_stride, head.q_stride, part.rows, head.head_size, channels, head.scale, buffers.query);
     strip_product(part, head.head_size, buffers.query, channels, buffers.k_panels, buffers.scores, buffers.strip_stride);
-    softmax_tile(head, part, buffers.scores, buffers.strip_stride);
+    softmax_tile(head, part, buffers.scores, buffers.strip_stride, carry);
     padded_gemm(part.rows, channels, part.end - part.begin, buffers.scores + (part.begin - origin), buffers.strip_stride,
                 Index{1}, buffers.v + part.begin * channels, channels, buffers.out, channels, false);
-    store_rows(buffers.out, channels, part.rows, head.head_size, Real(1), head.out + first * head.out_stride, head.out_stride);
+    Real* out = head.out + first * head.out_stride;
+    if (head.accumulate) {
+      merge_rows(buffers.out, channels, part.rows, head.head_size, carry, out, head.out_stride);
+    } else {
+      store_rows(buffers.out, channels, part.rows, head.head_size, Real(1), false, out, head.out_stride);
+    }
   }
 }
 
@@ -197,10 +160,15 @@ template <class Real>
 inline void softmax_backward_tile(const AttentionHead<Real>& head, const Tile& part, Real* scores, Real* dscores, Index stride) {
   const Index origin = part.panel * kTileColumns<Real>;
   for (Index t = part.first; t < part.first + part.rows; ++t) {
-    const Index start = start_of(head.document_starts, t);
-    const Index begin = start - origin, end = t + 1 - origin;
+    const Range visible = visible_keys(head, t);
+    const Index begin = visible.begin - origin, end = visible.end - origin;
     Real* row = scores + (t - part.first) * stride;
     Real* drow = dscores + (t - part.first) * stride;
+    if (begin == end) {
+      clear_outside(row, Index{0}, Index{0}, part.columns);
+      clear_outside(drow, Index{0}, Index{0}, part.columns);
+      continue;
+    }
     const Real *dout = head.dout + t * head.out_stride, *out = head.out + t * head.out_stride;
     Real dot = 0;
 #pragma omp simd reduction(+ : dot)
@@ -216,16 +184,17 @@ inline void softmax_backward_tile(const AttentionHead<Real>& head, const Tile& p
     } else {
       const std::uint32_t threshold = head.mask->threshold;
       const Real keep_scale = head.keep_scale;
-      for_mask(*head.mask, mask_element(head, t, start), end - begin, [&](const std::uint32_t* words, Index from, Index to) {
-        Real *visible = row + begin, *dvisible = drow + begin;
+      for_mask(*head.mask, mask_element(head, t, visible.begin), end - begin,
+               [&](const std::uint32_t* words, Index from, Index to) {
+                 Real *seen = row + begin, *dseen = drow + begin;
 #pragma omp simd
-        for (Index s = from; s < to; ++s) {
-          const Real probability = exponential(visible[s] - normalizer);
-          const Real factor = words[s - from] >= threshold ? keep_scale : Real(0);
-          visible[s] = probability * factor;
-          dvisible[s] = probability * (dvisible[s] * factor - dot);
-        }
-      });
+                 for (Index s = from; s < to; ++s) {
+                   const Real probability = exponential(seen[s] - normalizer);
+                   const Real factor = words[s - from] >= threshold ? keep_scale : Real(0);
+                   seen[s] = probability * factor;
+                   dseen[s] = probability * (dseen[s] * factor - dot);
+                 }
+               });
     }
     clear_outside(row, begin, end, part.columns);
     clear_outside(drow, begin, end, part.columns);
@@ -234,31 +203,33 @@ inline void softmax_backward_tile(const AttentionHead<Real>& head, const Tile& p
 
 template <class Real>
 void attention_backward(const AttentionHead<Real>& head) {
-  const HeadBuffers<Real> buffers(head.sequence, head.head_size, head.scratch);
+  const HeadBuffers<Real> buffers(head.keys, head.head_size, head.scratch);
   const Index channels = buffers.channels, stride = buffers.strip_stride;
-  transpose_into_panels(head.k, head.qkv_stride, head.sequence, head.head_size, buffers.k_panels);
-  transpose_into_panels(head.v, head.qkv_stride, head.sequence, head.head_size, buffers.v_panels);
-  copy_rows(head.k, head.qkv_stride, head.sequence, head.head_size, channels, Real(1), buffers.k);
-  for (Index i = 0; i < head.sequence * channels; ++i) buffers.dk[i] = buffers.dv[i] = Real(0);
-  for (Index first = 0; first < head.sequence; first += kQueries) {
+  transpose_into_panels(head.k, head.k_stride, head.keys, head.head_size, buffers.k_panels);
+  transpose_into_panels(head.v, head.v_stride, head.keys, head.head_size, buffers.v_panels);
+  copy_rows(head.k, head.k_stride, head.keys, head.head_size, channels, Real(1), buffers.k);
+  for (Index i = 0; i < head.keys * channels; ++i) buffers.dk[i] = buffers.dv[i] = Real(0);
+  for (Index first = 0; first < head.queries; first += kQueries) {
     const Tile part = make_tile(head, first);
+    if (part.begin == part.end) continue;
     const Index visible = part.end - part.begin, offset = part.begin - part.panel * kTileColumns<Real>;
-    copy_rows(head.q + first * head.qkv_stride, head.qkv_stride, part.rows, head.head_size, channels, head.scale, buffers.query);
+    copy_rows(head.q + first * head.q_stride, head.q_stride, part.rows, head.head_size, channels, head.scale, buffers.query);
     copy_rows(head.dout + first * head.out_stride, head.out_stride, part.rows, head.head_size, channels, Real(1), buffers.dout);
     strip_product(part, head.head_size, buffers.query, channels, buffers.k_panels, buffers.scores, stride);
     strip_product(part, head.head_size, buffers.dout, channels, buffers.v_panels, buffers.dscores, stride);
     softmax_backward_tile(head, part, buffers.scores, buffers.dscores, stride);
     padded_gemm(part.rows, channels, visible, buffers.dscores + offset, stride, Index{1}, buffers.k + part.begin * channels,
                 channels, buffers.out, channels, false);
-    store_rows(buffers.out, channels, part.rows, head.head_size, head.scale, head.dq + first * head.qkv_stride, head.qkv_stride);
+    store_rows(buffers.out, channels, part.rows, head.head_size, head.scale, head.accumulate, head.dq + first * head.dq_stride,
+               head.dq_stride);
     // The query carries the factor scale already.
     padded_gemm(visible, channels, part.rows, buffers.dscores + offset, Index{1}, stride, buffers.query, channels,
                 buffers.dk + part.begin * channels, channels, true);
     padded_gemm(visible, channels, part.rows, buffers.scores + offset, Index{1}, stride, buffers.dout, channels,
                 buffers.dv + part.begin * channels, channels, true);
   }
-  store_rows(buffers.dk, channels, head.sequence, head.head_size, Real(1), head.dk, head.qkv_stride);
-  store_rows(buffers.dv, channels, head.sequence, head.head_size, Real(1), head.dv, head.qkv_stride);
+  store_rows(buffers.dk, channels, head.keys, head.head_size, Real(1), head.accumulate, head.dk, head.dk_stride);
+  store_rows(buffers.dv, channels, head.keys, head.head_size, Real(1), head.accumulate, head.dv, head.dv_stride);
 }
 
 template <class Real>

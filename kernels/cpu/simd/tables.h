@@ -6,6 +6,7 @@
 #include "kernels/cpu/simd/gemm_loops.h"
 #include "kernels/cpu/simd/norm_loops.h"
 #include "kernels/cpu/simd/random_loops.h"
+#include "kernels/cpu/simd/row_loops.h"
 #include "kernels/cpu/simd/training_loops.h"
 
 namespace tandem::cpu {
@@ -26,6 +27,12 @@ constexpr VectorOps<Real> kOps = {
     .dropout = dropout<Real>,
     .cross_entropy = cross_entropy<Real>,
     .cross_entropy_gradient = cross_entropy_gradient<Real>,
+    .softmax_statistics = softmax_statistics<Real>,
+    .softmax_scaled = softmax_scaled<Real>,
+    .add_gathered_rows = add_gathered_rows<Real>,
+    .scatter_add_rows = scatter_add_rows<Real>,
+    .combine_rows = combine_rows<Real>,
+    .combine_rows_backward = combine_rows_backward<Real>,
     .adamw = adamw<Real>,
     .adamw_epsilon_inside_root = adamw_epsilon_inside_root<Real>,
     .sgd = sgd<Real>,

@@ -54,6 +54,21 @@ double cross_entropy_gradient(Real* logits, Index vocabulary, std::int32_t targe
   return __builtin_log(sum) + static_cast<double>(largest) - target_logit;
 }
 
+template <class Real>
+void softmax_statistics(const Real* logits, Index columns, Real* statistics) {
+  statistics[0] = -static_cast<Real>(__builtin_inf());
+  statistics[1] = Real(0);
+  if (columns == 0) return;
+  statistics[0] = maximum(logits, columns);
+  statistics[1] = static_cast<Real>(exponential_sum<false>(const_cast<Real*>(logits), columns, statistics[0]));
+}
+
+template <class Real>
+void softmax_scaled(Real* logits, Index columns, Real logsumexp, Real scale) {
+#pragma omp simd
+  for (Index i = 0; i < columns; ++i) logits[i] = scale * exponential(logits[i] - logsumexp);
+}
+
 template <bool kEpsilonInsideRoot, class Real>
 inline void adamw_loop(const AdamWConstants<Real>& constants, const Real* __restrict gradient, Real* __restrict parameter,
                        Real* __restrict m, Real* __restrict v, Index count) {

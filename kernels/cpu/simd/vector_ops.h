@@ -11,21 +11,27 @@ struct MaskKey {
   std::uint32_t seed_low, seed_high, step, layer_site, threshold;
 };
 
-/// One (row, head) of attention. Element (token, channel) of q, k, v, dq, dk, dv lies at [token * qkv_stride + channel], of out
-/// and dout at [token * out_stride + channel]; logsumexp is [sequence].
+/// One (row, head) of attention of a run of queries on a run of keys. Element (token, channel) of q lies at
+/// [token * q_stride + channel], of k, v, dq, dk, dv likewise, of out and dout at [token * out_stride + channel]; logsumexp is
+/// [queries]. Query i is at position query_begin + i, key j at key_begin + j.
 template <class Real>
 struct AttentionHead {
-  std::int64_t sequence, head_size, qkv_stride, out_stride;
-  const std::int32_t* document_starts;  ///< [sequence], or null: all zero
+  std::int64_t queries, keys, query_begin, key_begin, head_size;
+  std::int64_t q_stride, k_stride, v_stride, out_stride;
+  const std::int32_t* document_starts;  ///< [queries] positions, or null: all zero
   const Real *q, *k, *v;
   Real *out, *logsumexp;  ///< written by forward, read by backward
-  Real scale;             ///< 1 / sqrt(head_size)
-  const MaskKey* mask;    ///< null: no dropout
-  std::uint64_t mask_first_element;
-  std::int64_t mask_row_elements;  ///< from one query to the next
-  Real keep_scale;                 ///< 1 / (1 - probability)
-  const Real* dout;                ///< backward only, as dq, dk, dv
+  /// false: these are all keys, and results are overwritten. true: forward merges them into out and logsumexp of earlier keys,
+  /// backward adds to dq, dk, dv.
+  bool accumulate;
+  Real scale;                        ///< 1 / sqrt(head_size)
+  const MaskKey* mask;               ///< null: no dropout
+  std::uint64_t mask_first_element;  ///< of query 0 and key 0
+  std::int64_t mask_row_elements;    ///< from one query to the next
+  Real keep_scale;                   ///< 1 / (1 - probability)
+  const Real* dout;                  ///< backward only, as dq, dk, dv
   Real *dq, *dk, *dv;
+  std::int64_t dq_stride, dk_stride, dv_stride;
   Real* scratch;  ///< attention_scratch() elements, 64-byte aligned
 };
 
@@ -71,6 +77,20 @@ struct VectorOps {
   double (*cross_entropy)(const Real* logits, Index vocabulary, std::int32_t target);
   /// The same, and logits become scale * (softmax - onehot).
   double (*cross_entropy_gradient)(Real* logits, Index vocabulary, std::int32_t target, Real scale);
+  /// statistics[0] = largest logit, statistics[1] = sum of e^(logit - largest); -infinity and 0 of none.
+  void (*softmax_statistics)(const Real* logits, Index columns, Real* statistics);
+  /// logits = scale * e^(logits - logsumexp).
+  void (*softmax_scaled)(Real* logits, Index columns, Real logsumexp, Real scale);
+
+  /// Of each of the ids, negative ones left out, that row of the table.
+  void (*add_gathered_rows)(const std::int32_t* ids, const Real* table, Real* out, Index tokens, Index width);
+  /// table[ids[t]] += x[t] in the columns [c0, c1).
+  void (*scatter_add_rows)(const std::int32_t* ids, const Real* x, Real* table, Index tokens, Index width, Index c0, Index c1);
+  /// out[t] = sum over choices k of gates[t, k] * y[slots[t, k]].
+  void (*combine_rows)(const std::int32_t* slots, const Real* gates, const Real* y, Real* out, Index tokens, Index choices,
+                       Index width);
+  void (*combine_rows_backward)(const std::int32_t* slots, const Real* gates, const Real* dout, const Real* y, Real* dgates,
+                                Real* dy, Index tokens, Index choices, Index width);
 
   void (*adamw)(const AdamWConstants<Real>& c, const Real* gradient, Real* parameter, Real* m, Real* v, Index count);
   /// The same with epsilon inside the root: Pitfall::adam_epsilon_inside_root.
@@ -84,7 +104,7 @@ struct VectorOps {
   /// out = a + b; out may be a or b.
   void (*sum)(const Real* a, const Real* b, Real* out, Index count);
 
-  Index (*attention_scratch)(Index sequence, Index head_size);
+  Index (*attention_scratch)(Index keys, Index head_size);
   void (*attention_forward)(const AttentionHead<Real>& head);
   void (*attention_backward)(const AttentionHead<Real>& head);
   /// One query against `length` keys and values, `stride` elements apart. weights: scratch [length].

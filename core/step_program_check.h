@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/step_program.h"
+
+/// The parts of check_programs() (core/step_program.h, which says what each proves). They add what they find to `problems`, with
+/// the rank in front.
+namespace tandem::step_program_check {
+
+using Problems = std::vector<std::string>;
+
+/// Stages of the pipeline that each rank belongs to.
+class StageMap {
+ public:
+  explicit StageMap(const ProgramExpectation& expectation) : expectation_(expectation) {}
+  [[nodiscard]] int stages(int rank) const;
+  [[nodiscard]] int stage_of(int rank, int chunk) const;
+  /// Of the pipeline group of `rank`; -1 where none holds the stage.
+  [[nodiscard]] int holder(int rank, int stage) const;
+
+ private:
+  const ProgramExpectation& expectation_;
+};
+
+/// Dependencies, and what is computed, received and sent for each chunk and micro-batch.
+void check_work(const StepProgram& program, int rank, const ProgramExpectation& expectation, Problems& problems);
+
+/// Gradient sums, norm and optimizer.
+void check_gradients(const StepProgram& program, int rank, const ProgramExpectation& expectation, Problems& problems);
+
+struct MemoryFacts {
+  std::int64_t peak_bytes = 0;
+  int peak_in_flight = 0;
+};
+[[nodiscard]] MemoryFacts check_memory(const StepProgram& program, int rank, Problems& problems);
+
+/// Whether the communication of all ranks together ends, and who is stuck at what where it does not.
+void check_communication(const std::vector<StepProgram>& programs, const ProgramExpectation& expectation, Problems& problems);
+
+}  // namespace tandem::step_program_check

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/engine/local_model.h"
+
+#include <algorithm>
+
+#include "optimized/context_parallel/zigzag.h"
+#include "optimized/tensor_parallel/vocabulary_loss.h"
+
+namespace tandem {
+
+std::int64_t LocalModel::vocabulary_rows() const { return padded_vocabulary(model.vocabulary, tensor_ranks) / tensor_ranks; }
+
+Interval LocalModel::vocabulary_part() const { return tandem::vocabulary_part(model.vocabulary, tensor_ranks, tensor_rank); }
+
+LocalModel local_model(const GptConfig& model, const TrainingPlan& plan, const ProcessGrid& grid, int rank) {
+  const Coordinates here = grid.coordinates(rank);
+  const ParallelDegrees& degrees = plan.parallel;
+  return {model,
+          degrees.tensor,
+          here.tensor,
+          degrees.context,
+          here.context,
+          degrees.expert,
+          here.data % degrees.expert,
+          degrees.data,
+          here.data,
+          plan.sequence_parallel};
+}
+
+MicroBatchShape micro_batch_shape(const LocalModel& local, const GlobalBatch& batch, std::int64_t row_tokens, int micro_batch) {
+  const auto rows_of = [&](int data_rank) {
+    return micro_batch_rows(batch.rows, local.data_ranks, data_rank, batch.micro_batches, micro_batch).size();
+  };
+  MicroBatchShape shape;
+  shape.rows = rows_of(local.data_rank);
+  shape.sequence = context_tokens(local, row_tokens, local.context_rank);
+  shape.row_tokens = row_tokens;
+  for (int peer = 0; peer < local.expert_ranks; ++peer) {
+    shape.peer_rows.push_back(rows_of(local.data_rank - local.expert_rank + peer));
+  }
+  return shape;
+}
+
+Interval token_slice(const LocalModel& local, const MicroBatchShape& shape) {
+  if (!local.sequence_parallel) return {0, shape.tokens()};
+  return balanced_part(shape.tokens(), local.tensor_ranks, local.tensor_rank);
+}
+
+std::vector<std::int64_t> slice_counts(const LocalModel& local, const MicroBatchShape& shape, std::int64_t width) {
+  std::vector<std::int64_t> counts;
+  for (int rank = 0; rank < local.tensor_ranks; ++rank) {
+    counts.push_back(balanced_part(shape.tokens(), local.tensor_ranks, rank).size() * width);
+  }
+  return counts;
+}
+
+ExpertSlots expert_slots(const LocalModel& local, const MicroBatchShape& shape) {
+  ExpertSlots slots;
+  slots.per_row = std::min(local.model.expert_capacity(shape.row_tokens), shape.sequence);
+  slots.own = shape.rows * slots.per_row;
+  for (const std::int64_t rows : shape.peer_rows) slots.received += rows * slots.per_row;
+  return slots;
+}
+
+std::vector<Interval> context_intervals(const LocalModel& local, std::int64_t row_tokens, int rank) {
+  return context_chunks(row_tokens, local.context_ranks, rank);
+}
+
+std::int64_t context_tokens(const LocalModel& local, std::int64_t row_tokens, int rank) {
+  std::int64_t tokens = 0;
+  for (const Interval& chunk : context_intervals(local, row_tokens, rank)) tokens += chunk.size();
+  return tokens;
+}
+
+std::int64_t visible_pairs(const LocalModel& local, std::int64_t row_tokens, int origin) {
+  std::int64_t pairs = 0;
+  for (const Interval& queries : context_intervals(local, row_tokens, local.context_rank)) {
+    for (const Interval& keys : context_intervals(local, row_tokens, origin)) {
+      for (std::int64_t query = queries.begin; query < queries.end; ++query) {
+        pairs += std::clamp<std::int64_t>(query + 1 - keys.begin, 0, keys.size());
+      }
+    }
+  }
+  return pairs;
+}
+
+}  // namespace tandem

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/batch.h"
+#include "core/model_config.h"
+#include "core/process_grid.h"
+
+namespace tandem {
+
+/// The model as one rank computes it: which slice of every width is its own.
+struct LocalModel {
+  GptConfig model;
+  int tensor_ranks = 1, tensor_rank = 0;
+  int context_ranks = 1, context_rank = 0;
+  int expert_ranks = 1, expert_rank = 0;
+  int data_ranks = 1, data_rank = 0;
+  bool sequence_parallel = false;
+
+  [[nodiscard]] int heads() const noexcept { return model.heads / tensor_ranks; }
+  [[nodiscard]] std::int64_t attention_width() const noexcept { return model.hidden / tensor_ranks; }
+  [[nodiscard]] std::int64_t mlp_width() const noexcept { return model.mlp_width() / tensor_ranks; }
+  [[nodiscard]] std::int64_t vocabulary_rows() const;  ///< of the local embedding, padding included
+  [[nodiscard]] Interval vocabulary_part() const;      ///< token ids of those that are no padding
+  [[nodiscard]] int experts() const noexcept { return expert_ranks > 0 ? model.experts / expert_ranks : 0; }
+  [[nodiscard]] int first_expert() const noexcept { return expert_rank * experts(); }
+};
+[[nodiscard]] LocalModel local_model(const GptConfig& model, const TrainingPlan& plan, const ProcessGrid& grid, int rank);
+
+/// Tokens that one micro-batch of one rank computes.
+struct MicroBatchShape {
+  std::int64_t rows = 0;
+  std::int64_t sequence = 0;              ///< tokens of a row on this rank
+  std::int64_t row_tokens = 0;            ///< tokens of a whole row, over the context ranks
+  std::vector<std::int64_t> peer_rows{};  ///< [expert ranks] rows of the same micro-batch on each rank of the expert group
+
+  [[nodiscard]] std::int64_t tokens() const noexcept { return rows * sequence; }
+};
+
+/// Shape of micro-batch `micro_batch` of this rank, of a global batch of `rows` rows of `row_tokens` tokens.
+[[nodiscard]] MicroBatchShape micro_batch_shape(const LocalModel& local, const GlobalBatch& batch, std::int64_t row_tokens,
+                                                int micro_batch);
+
+/// Tokens of the micro-batch whose norms, dropout and residual this tensor rank computes: its part under sequence parallelism,
+/// else all.
+[[nodiscard]] Interval token_slice(const LocalModel& local, const MicroBatchShape& shape);
+/// [tensor ranks] sizes of all slices in elements of `width`, for all_gather and reduce_scatter.
+[[nodiscard]] std::vector<std::int64_t> slice_counts(const LocalModel& local, const MicroBatchShape& shape, std::int64_t width);
+
+/// Places in the dispatch buffers: for each expert, rows * slots_per_row of this rank, and on the expert's rank those of all
+/// peers.
+struct ExpertSlots {
+  std::int64_t per_row = 0;   ///< min(capacity, local tokens of a row)
+  std::int64_t own = 0;       ///< per expert, of this rank's tokens
+  std::int64_t received = 0;  ///< per local expert, of all peers' tokens
+};
+[[nodiscard]] ExpertSlots expert_slots(const LocalModel& local, const MicroBatchShape& shape);
+
+/// Intervals of positions that context rank `rank` holds of a row.
+[[nodiscard]] std::vector<Interval> context_intervals(const LocalModel& local, std::int64_t row_tokens, int rank);
+[[nodiscard]] std::int64_t context_tokens(const LocalModel& local, std::int64_t row_tokens, int rank);
+/// Rank whose keys and values `local` works on in step `ring_step`.
+[[nodiscard]] inline int ring_origin(const LocalModel& local, int ring_step) noexcept {
+  return (local.context_rank - ring_step + local.context_ranks) % local.context_ranks;
+}
+/// Pairs (query, key) that see each other between this rank's queries and the keys of context rank `origin`, in one row without
+/// documents.
+[[nodiscard]] std::int64_t visible_pairs(const LocalModel& local, std::int64_t row_tokens, int origin);
+
+}  // namespace tandem

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/engine/lowering.h"
+
+#include <utility>
+
+#include "optimized/data_parallel/buckets.h"
+
+namespace tandem {
+namespace {
+
+std::vector<std::vector<PipelineSlot>> slots_of_all(const TrainingPlan& plan) {
+  std::vector<std::vector<PipelineSlot>> slots;
+  for (int p = 0; p < plan.parallel.pipeline; ++p) {
+    slots.push_back(pipeline_order(plan.pipeline, plan.parallel.pipeline, p, plan.batch.micro_batches));
+  }
+  return slots;
+}
+
+}  // namespace
+
+Lowering::Lowering(const TrainingPlan& plan, const GptConfig& model, std::int64_t sequence, int rank, const PitfallSet& pitfalls)
+    : plan_(plan),
+      pitfalls_(pitfalls),
+      grid_(plan),
+      here_(grid_.coordinates(rank)),
+      local_(local_model(model, plan, grid_, rank)),
+      stages_(pipeline_layout(plan, model)),
+      sequence_(sequence),
+      rank_(rank),
+      messages_(stages_, slots_of_all(plan), here_.pipeline, pitfalls.on(Pitfall::messages_without_envelope)) {}
+
+Lowering::Pass Lowering::pass_of(Phase phase, int chunk, int micro_batch) const {
+  return {phase, chunk, micro_batch, stages_.stage_of(here_.pipeline, chunk),
+          micro_batch_shape(local_, plan_.batch, sequence_, micro_batch)};
+}
+
+OperationId Lowering::push(Operation op) {
+  // A rank's operations are a chain: each waits for the one before.
+  if (!program_.empty()) op.after = {static_cast<OperationId>(program_.size()) - 1};
+  program_.push_back(std::move(op));
+  return static_cast<OperationId>(program_.size()) - 1;
+}
+
+StepProgram Lowering::training_step() {
+  scalars(1);  // valid tokens of the global batch: the normaliser of the loss
+  for (const PipelineSlot& next : pipeline_order(plan_.pipeline, stages_.ranks, here_.pipeline, plan_.batch.micro_batches))
+    slot(next);
+  release_sent();
+  reduce_gradients();
+  finish_step();
+  return std::move(program_);
+}
+
+StepProgram Lowering::evaluation() {
+  for (int chunk = 0; chunk < stages_.chunks; ++chunk) forward(pass_of(Phase::forward, chunk, 0), true);
+  release_sent();
+  scalars(2);  // losses and valid tokens
+  return std::move(program_);
+}
+
+void Lowering::slot(const PipelineSlot& slot) {
+  switch (slot.kind) {
+    case SlotKind::forward: forward(pass_of(Phase::forward, slot.chunk, slot.micro_batch), false); break;
+    case SlotKind::backward: backward_input(pass_of(Phase::backward_input, slot.chunk, slot.micro_batch), true); break;
+    case SlotKind::backward_input: backward_input(pass_of(Phase::backward_input, slot.chunk, slot.micro_batch), false); break;
+    case SlotKind::backward_weight: {
+      const Pass pass = pass_of(Phase::backward_weight, slot.chunk, slot.micro_batch);
+      const Interval layers = layers_of(pass);
+      for (auto layer = static_cast<int>(layers.end) - 1; layer >= layers.begin; --layer) {
+        backward_weight(pass, layer);
+        free_layer(pass, layer);
+      }
+      free_chunk(pass);
+      break;
+    }
+  }
+}
+
+void Lowering::scalars(std::int64_t count) {
+  if (grid_.size() == 1) return;
+  Operation op;
+  op.kind = OpKind::communicate;
+  op.axis = GroupAxis::world;
+  op.part = Part::message;
+  op.bytes = count * static_cast<std::int64_t>(sizeof(double));
+  push(std::move(op));
+}
+
+void Lowering::reduce_gradients() {
+  const std::vector<LocalParameter> parameters = local_parameters(local_.model, plan_, grid_, rank_);
+  const auto element_bytes = static_cast<std::int64_t>(size_bytes(plan_.numerics.accumulate));
+  const auto reduce = [&](GroupAxis axis, int bucket, std::int64_t bytes) {
+    if (grid_.group(axis, rank_).size() == 1 || bytes == 0) return;
+    Operation op;
+    op.kind = OpKind::communicate;
+    op.axis = axis;
+    op.purpose = Purpose::gradient;
+    op.bucket = bucket;
+    op.bytes = bytes;
+    push(std::move(op));
+  };
+  std::int64_t partial = 0;
+  std::int64_t tied = 0;
+  for (const LocalParameter& parameter : parameters) {
+    if (parameter.tensor_partial_gradient) partial += parameter.num_elements() * element_bytes;
+    if (parameter.tied_copy) tied += parameter.num_elements() * element_bytes;
+  }
+  reduce(GroupAxis::tensor, kTensorPartialGradients, partial);
+  reduce(GroupAxis::embedding, kTiedEmbeddingGradient, tied);
+  const auto wire_bytes = static_cast<std::int64_t>(size_bytes(plan_.numerics.reduce));
+  const std::vector<GradientBucket> buckets = gradient_buckets(parameters, plan_.buckets.bucket_bytes, element_bytes);
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    reduce(buckets[i].experts ? GroupAxis::expert_gradient : GroupAxis::gradient, static_cast<int>(i),
+           buckets[i].elements.size() * wire_bytes);
+  }
+}
+
+void Lowering::finish_step() {
+  Operation norm;
+  norm.kind = OpKind::gradient_norm;
+  push(std::move(norm));
+  if (grid_.group(GroupAxis::model, rank_).size() > 1) {
+    Operation sum;
+    sum.kind = OpKind::communicate;
+    sum.axis = GroupAxis::model;
+    sum.part = Part::message;
+    sum.bytes = sizeof(double);
+    push(std::move(sum));
+  }
+  Operation optimizer;
+  optimizer.kind = OpKind::optimizer;
+  push(std::move(optimizer));
+  scalars(local_.model.experts > 0 ? 4 : 1);  // loss; with experts also the auxiliary loss, kept and dropped assignments
+}
+
+}  // namespace tandem

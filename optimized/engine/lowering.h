@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "core/pipeline_layout.h"
+#include "core/pitfall.h"
+#include "core/step_program.h"
+#include "optimized/engine/layout.h"
+#include "optimized/pipeline_parallel/messages.h"
+#include "optimized/pipeline_parallel/schedule.h"
+
+namespace tandem {
+
+/// Builds the program of one rank; see lower(). The pieces of a pass are in lower_pass.cpp, what surrounds them in lowering.cpp.
+class Lowering {
+ public:
+  Lowering(const TrainingPlan& plan, const GptConfig& model, std::int64_t sequence, int rank, const PitfallSet& pitfalls);
+
+  [[nodiscard]] StepProgram training_step();
+  [[nodiscard]] StepProgram evaluation();
+
+ private:
+  // One pass of one chunk over one micro-batch.
+  struct Pass {
+    Phase phase = Phase::forward;
+    int chunk = 0;
+    int micro_batch = 0;
+    int stage = 0;
+    MicroBatchShape shape;
+  };
+  [[nodiscard]] Pass pass_of(Phase phase, int chunk, int micro_batch) const;
+  [[nodiscard]] Interval layers_of(const Pass& pass) const { return stages_.layers[static_cast<std::size_t>(pass.stage)]; }
+  [[nodiscard]] bool is_first(const Pass& pass) const { return pass.stage == 0; }
+  [[nodiscard]] bool is_last(const Pass& pass) const { return pass.stage == stages_.stages() - 1; }
+  [[nodiscard]] bool is_here(int stage) const { return stages_.rank_of_stage(stage) == here_.pipeline; }
+
+  // lowering.cpp
+  void slot(const PipelineSlot& slot);
+  void scalars(std::int64_t count);
+  void reduce_gradients();
+  void finish_step();
+  OperationId push(Operation op);
+
+  // lower_pass.cpp
+  void forward(const Pass& pass, bool evaluation);
+  void forward_embedding(const Pass& pass);
+  void forward_block(const Pass& pass, int layer);
+  void forward_mlp(const Pass& pass, int layer);
+  void forward_head(const Pass& pass, bool evaluation);
+  void backward_input(const Pass& pass, bool with_weights);
+  void backward_block(const Pass& pass, int layer);
+  void backward_mlp(const Pass& pass, int layer);
+  void backward_weight(const Pass& pass, int layer);
+  void backward_embedding(const Pass& pass);
+  void free_layer(const Pass& pass, int layer);
+  void free_chunk(const Pass& pass);
+  void take_over(const Pass& pass);
+
+  Operation compute(const Pass& pass, Part part, int layer, double flops, int piece = 0);
+  void communicate(const Pass& pass, Collective collective, GroupAxis axis, Part part, int layer, std::int64_t elements,
+                   int piece = 0);
+  /// Sum over the tensor ranks of what `part` left, whole or, under sequence parallelism, each rank its slice.
+  void sum_over_tensor_ranks(const Pass& pass, Part part, int layer);
+  void gather_slices(const Pass& pass, Part part, int layer);
+  void memory(OpKind kind, const Pass& pass, MemoryCategory category, Part part, int layer, std::int64_t bytes, int stage = -1);
+  void receive_for(const Pass& pass);
+  void send_on(const Pass& pass);
+  void release_sent();
+
+  template <class Carve>
+  [[nodiscard]] std::int64_t bytes_of(const Carve& carve, const Pass& pass) const {
+    Carver counter(nullptr, plan_.numerics.storage);
+    carve(counter, local_, pass.shape);
+    return counter.size_bytes();
+  }
+  [[nodiscard]] std::int64_t workspace_bytes(const Pass& pass) const;
+
+  TrainingPlan plan_;
+  PitfallSet pitfalls_;
+  ProcessGrid grid_;
+  Coordinates here_;
+  LocalModel local_;
+  PipelineLayout stages_;
+  std::int64_t sequence_;
+  int rank_;
+  PipelineMessages messages_;
+  StepProgram program_;
+  std::vector<Operation> sent_;  // messages under way, whose buffers are freed before the next backward pass
+};
+
+}  // namespace tandem

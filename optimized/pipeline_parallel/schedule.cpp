@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/pipeline_parallel/schedule.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "core/error.h"
+
+namespace tandem {
+namespace {
+
+using Slots = std::vector<PipelineSlot>;
+
+Slots gpipe(int micro_batches) {
+  Slots slots;
+  for (const SlotKind kind : {SlotKind::forward, SlotKind::backward}) {
+    for (int i = 0; i < micro_batches; ++i) slots.push_back({kind, 0, i});
+  }
+  return slots;
+}
+
+// Slot k of `ranks` ranks with `chunks` chunks each: rounds of `ranks` micro-batches through every chunk.
+PipelineSlot in_rounds(SlotKind kind, int k, int ranks, int chunks) {
+  const int passed = k % (ranks * chunks) / ranks;
+  const int chunk = kind == SlotKind::forward ? passed : chunks - 1 - passed;
+  return {kind, chunk, k / (ranks * chunks) * ranks + k % ranks};
+}
+
+Slots one_forward_one_backward(int ranks, int rank, int chunks, int micro_batches) {
+  const int total = chunks * micro_batches;
+  const int first = chunks == 1 ? ranks - rank - 1 : 2 * (ranks - rank - 1) + (chunks - 1) * ranks;
+  const int warm_up = std::min(total, first);
+  // One chunk knows no rounds: any number of micro-batches will do.
+  const int round = chunks == 1 ? 1 : ranks;
+  Slots slots;
+  for (int k = 0; k < total + warm_up; ++k) {
+    if (k < total) slots.push_back(in_rounds(SlotKind::forward, k, round, chunks));
+    if (k >= warm_up) slots.push_back(in_rounds(SlotKind::backward, k - warm_up, round, chunks));
+  }
+  return slots;
+}
+
+Slots zero_bubble_h1(int ranks, int rank, int micro_batches) {
+  const int warm_up = std::min(micro_batches, ranks - rank - 1);
+  Slots slots;
+  int weights = 0;
+  for (int i = 0; i < micro_batches + warm_up; ++i) {
+    if (i < micro_batches) slots.push_back({SlotKind::forward, 0, i});
+    const int input = i - warm_up;
+    if (input < 0) continue;
+    slots.push_back({SlotKind::backward_input, 0, input});
+    // While forwards come in, weight parts lag by `rank`; afterwards one fills the wait for each input part.
+    if (input >= rank || i >= micro_batches) slots.push_back({SlotKind::backward_weight, 0, weights++});
+  }
+  while (weights < micro_batches) slots.push_back({SlotKind::backward_weight, 0, weights++});
+  return slots;
+}
+
+// The list scheduler of zb-v. All slots take one unit of time, and each kind of slot of a stage runs in the order of
+// micro-batches, so that how many are done is the whole state.
+class VScheduler {
+ public:
+  VScheduler(int ranks, int micro_batches)
+      : layout_{ranks, 2, true, {}},
+        micro_batches_(micro_batches),
+        stages_(static_cast<std::size_t>(2 * ranks)),
+        orders_(static_cast<std::size_t>(ranks)) {}
+
+  std::vector<Slots> run() {
+    while (true) {
+      std::vector<std::pair<int, PipelineSlot>> chosen;  // by all ranks at the same moment, then done
+      for (int rank = 0; rank < layout_.ranks; ++rank) {
+        if (const auto slot = choose(rank)) chosen.emplace_back(rank, *slot);
+      }
+      if (chosen.empty()) break;
+      for (const auto& [rank, slot] : chosen) {
+        Done& done = stages_[static_cast<std::size_t>(layout_.stage_of(rank, slot.chunk))];
+        ++(slot.kind == SlotKind::forward ? done.forwards : slot.kind == SlotKind::backward_input ? done.inputs : done.weights);
+        orders_[static_cast<std::size_t>(rank)].push_back(slot);
+      }
+    }
+    for (const Done& done : stages_) TANDEM_CHECK(done.weights == micro_batches_, "zb-v: the list scheduler is stuck");
+    return std::move(orders_);
+  }
+
+ private:
+  struct Done {
+    int forwards = 0, inputs = 0, weights = 0;
+    [[nodiscard]] int in_flight() const { return forwards - weights; }
+  };
+
+  [[nodiscard]] const Done& done(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
+
+  [[nodiscard]] bool forward_ready(int rank, int chunk) const {
+    const int stage = layout_.stage_of(rank, chunk);
+    const int next = done(stage).forwards;
+    const int first = done(layout_.stage_of(rank, 0)).in_flight();
+    const int both = first + done(layout_.stage_of(rank, 1)).in_flight();
+    if (both >= 2 * layout_.ranks || (chunk == 0 && first >= 2 * layout_.ranks - 1)) return false;
+    return next < micro_batches_ && (stage == 0 || done(stage - 1).forwards > next);
+  }
+
+  [[nodiscard]] bool input_ready(int stage) const {
+    const int next = done(stage).inputs;
+    return next < done(stage).forwards && (stage + 1 == layout_.stages() || done(stage + 1).inputs > next);
+  }
+
+  [[nodiscard]] std::optional<PipelineSlot> choose(int rank) const {
+    const std::array<int, 2> stage = {layout_.stage_of(rank, 0), layout_.stage_of(rank, 1)};
+    if (forward_ready(rank, 1)) return PipelineSlot{SlotKind::forward, 1, done(stage[1]).forwards};
+    for (const int chunk : {0, 1}) {
+      const int at = stage[static_cast<std::size_t>(chunk)];
+      if (input_ready(at)) return PipelineSlot{SlotKind::backward_input, chunk, done(at).inputs};
+    }
+    if (forward_ready(rank, 0)) return PipelineSlot{SlotKind::forward, 0, done(stage[0]).forwards};
+    for (const int chunk : {0, 1}) {
+      const Done& at = done(stage[static_cast<std::size_t>(chunk)]);
+      if (at.weights < at.inputs) return PipelineSlot{SlotKind::backward_weight, chunk, at.weights};
+    }
+    return std::nullopt;
+  }
+
+  PipelineLayout layout_;
+  int micro_batches_;
+  std::vector<Done> stages_;
+  std::vector<Slots> orders_;
+};
+
+class ScheduleReplay {
+ public:
+  ScheduleReplay(const PipelineConfig& config, const std::vector<Slots>& orders, SlotCosts costs)
+      : layout_{static_cast<int>(orders.size()), config.chunks, config.schedule == "zb-v", {}}, orders_(orders), costs_(costs) {
+    for (const Slots& order : orders) {
+      for (const PipelineSlot& slot : order) micro_batches_ = std::max(micro_batches_, slot.micro_batch + 1);
+    }
+    const auto places = static_cast<std::size_t>(layout_.stages() * micro_batches_);
+    forward_end_.assign(places, kNever);
+    input_end_.assign(places, kNever);
+  }
+
+  ScheduleFacts run() {
+    const std::size_t ranks = orders_.size();
+    std::vector<std::size_t> next(ranks, 0);
+    std::vector<double> clock(ranks, 0), work(ranks, 0), begin(ranks, 0);
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (std::size_t rank = 0; rank < ranks; ++rank) {
+        for (; next[rank] < orders_[rank].size(); ++next[rank], moved = true) {
+          const PipelineSlot& slot = orders_[rank][next[rank]];
+          const double ready = ready_at(static_cast<int>(rank), slot);
+          if (ready == kNever) break;
+          const double start = std::max(clock[rank], ready);
+          if (next[rank] == 0) begin[rank] = start;
+          clock[rank] = start + cost(slot.kind);
+          work[rank] += cost(slot.kind);
+          finish(static_cast<int>(rank), slot, clock[rank]);
+        }
+      }
+    }
+    ScheduleFacts facts;
+    double total_work = 0;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      TANDEM_CHECK(next[rank] == orders_[rank].size(),
+                   fmt::format("pipeline rank {} is stuck at {}", rank, describe(rank, next[rank])));
+      facts.makespan = std::max(facts.makespan, clock[rank]);
+      facts.gaps.push_back(clock[rank] - begin[rank] - work[rank]);
+      facts.peak_in_flight.push_back(peak_in_flight(orders_[rank]));
+      total_work += work[rank];
+    }
+    if (facts.makespan > 0) facts.bubble_share = 1 - total_work / (static_cast<double>(ranks) * facts.makespan);
+    return facts;
+  }
+
+ private:
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+
+  [[nodiscard]] std::size_t place(int stage, int micro_batch) const {
+    return static_cast<std::size_t>(stage * micro_batches_ + micro_batch);
+  }
+
+  [[nodiscard]] double cost(SlotKind kind) const {
+    switch (kind) {
+      case SlotKind::forward: return costs_.forward;
+      case SlotKind::backward: return costs_.backward_input + costs_.backward_weight;
+      case SlotKind::backward_input: return costs_.backward_input;
+      case SlotKind::backward_weight: return costs_.backward_weight;
+    }
+    return 0;
+  }
+
+  // When all that the slot needs is there; kNever while it has not been made.
+  [[nodiscard]] double ready_at(int rank, const PipelineSlot& slot) const {
+    const int stage = layout_.stage_of(rank, slot.chunk);
+    const double own_forward = forward_end_[place(stage, slot.micro_batch)];
+    if (slot.kind == SlotKind::forward) return stage == 0 ? 0 : forward_end_[place(stage - 1, slot.micro_batch)];
+    if (slot.kind == SlotKind::backward_weight) return input_end_[place(stage, slot.micro_batch)];
+    return stage + 1 == layout_.stages() ? own_forward : std::max(own_forward, input_end_[place(stage + 1, slot.micro_batch)]);
+  }
+
+  void finish(int rank, const PipelineSlot& slot, double at) {
+    const int stage = layout_.stage_of(rank, slot.chunk);
+    if (slot.kind == SlotKind::forward) forward_end_[place(stage, slot.micro_batch)] = at;
+    if (slot.kind == SlotKind::backward || slot.kind == SlotKind::backward_input) {
+      input_end_[place(stage, slot.micro_batch)] = at;
+    }
+  }
+
+  [[nodiscard]] std::string describe(std::size_t rank, std::size_t next) const {
+    if (next >= orders_[rank].size()) return "its end";
+    const PipelineSlot& slot = orders_[rank][next];
+    return fmt::format("{} chunk {} mb {}", name(slot.kind), slot.chunk, slot.micro_batch);
+  }
+
+  static int peak_in_flight(const Slots& order) {
+    int now = 0;
+    int peak = 0;
+    for (const PipelineSlot& slot : order) {
+      if (slot.kind == SlotKind::forward) ++now;
+      if (slot.kind == SlotKind::backward || slot.kind == SlotKind::backward_weight) --now;
+      peak = std::max(peak, now);
+    }
+    return peak;
+  }
+
+  PipelineLayout layout_;
+  const std::vector<Slots>& orders_;
+  SlotCosts costs_;
+  int micro_batches_ = 0;
+  std::vector<double> forward_end_, input_end_;  // [stages * micro_batches]
+};
+
+}  // namespace
+
+std::string_view name(SlotKind kind) {
+  constexpr std::array<std::string_view, 4> kNames = {"forward", "backward", "backward_input", "backward_weight"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+std::vector<PipelineSlot> pipeline_order(const PipelineConfig& config, int ranks, int rank, int micro_batches) {
+  const std::string_view schedule = config.effective_schedule();
+  TANDEM_CHECK(ranks >= 1 && rank >= 0 && rank < ranks && micro_batches >= 1,
+               fmt::format("rank {} of {}, {} micro-batches", rank, ranks, micro_batches));
+  const bool interleaved = schedule == "interleaved";
+  const bool v_shaped = schedule == "zb-v";
+  const bool chunks_fit = interleaved ? config.chunks >= 1 : config.chunks == (v_shaped ? 2 : 1);
+  TANDEM_CHECK(chunks_fit, fmt::format("schedule {} of {} chunks", schedule, config.chunks));
+  if (schedule == "gpipe") return gpipe(micro_batches);
+  if (schedule == "1f1b") return one_forward_one_backward(ranks, rank, 1, micro_batches);
+  if (schedule == "zb-h1") return zero_bubble_h1(ranks, rank, micro_batches);
+  if (v_shaped) return VScheduler(ranks, micro_batches).run()[static_cast<std::size_t>(rank)];
+  TANDEM_CHECK(interleaved, fmt::format("there is no schedule '{}'", schedule));
+  TANDEM_CHECK(micro_batches % ranks == 0, fmt::format("interleaved: {} micro-batches for {} ranks", micro_batches, ranks));
+  return one_forward_one_backward(ranks, rank, config.chunks, micro_batches);
+}
+
+ScheduleFacts replay_schedule(const PipelineConfig& config, const std::vector<std::vector<PipelineSlot>>& orders,
+                              SlotCosts costs) {
+  return ScheduleReplay(config, orders, costs).run();
+}
+
+}  // namespace tandem

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "suites/parallel_cases.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "reference/training.h"
+#include "suites/benefits.h"
+#include "suites/repeated_rows.h"
+
+namespace tandem {
+namespace {
+
+// A choice of experts whose probabilities differ by less than rounding can move is no test of anything. fp32 probabilities are
+// right to about 1e-6 after a few steps.
+constexpr double kSmallestMargin = 2e-5;
+constexpr std::uint64_t kSeedsTried = 100;
+
+GptConfig model_of(const ParallelVariant& variant) {
+  GptConfig model;
+  model.vocabulary = variant.vocabulary;
+  model.sequence = 17;
+  model.layers = variant.layers;
+  model.hidden = 36;
+  model.heads = 12;
+  model.mlp_hidden = 60;
+  model.tied = variant.tied;
+  model.experts = variant.experts;
+  model.expert_choices = variant.choices;
+  model.capacity_factor = 1.1;  // some tokens find no room
+  model.auxiliary_loss_weight = 0.1;
+  model.embedding_dropout = model.attention_dropout = model.residual_dropout = variant.dropout;
+  return model;
+}
+
+double smallest_margin(const PairInputs& inputs) {
+  reference::TrainingRun run;
+  run.model = inputs.model;
+  run.seed = inputs.seed;
+  run.initialization = inputs.initialization;
+  run.optimizer = inputs.optimizer;
+  run.schedule = inputs.schedule;
+  run.steps = std::max<std::int64_t>(1, inputs.steps);
+  run.batch = [&](std::int64_t step) { return inputs.data->training_batch(step, inputs.plan.batch.rows); };
+  return reference::train<double>(run).smallest_margin;
+}
+
+void choose_seed(PairInputs& inputs) {
+  for (std::uint64_t i = 0; i < kSeedsTried; ++i) {
+    if (smallest_margin(inputs) >= kSmallestMargin) return;
+    inputs.seed += 1000;
+  }
+  throw ContractError(
+      fmt::format("no seed of {} keeps every choice of an expert {} away from a tie", kSeedsTried, kSmallestMargin));
+}
+
+}  // namespace
+
+PairInputs inputs_of(const ParallelVariant& variant, const RunContext& context) {
+  PairInputs inputs;
+  inputs.model = model_of(variant);
+  inputs.plan.parallel = variant.degrees;
+  inputs.plan.pipeline = variant.pipeline;
+  inputs.plan.sequence_parallel = variant.sequence_parallel;
+  inputs.plan.rank_order = variant.rank_order;
+  inputs.plan.precision = variant.precision;
+  inputs.plan.numerics = numerics_from_precision(variant.precision);
+  inputs.plan.batch = {variant.rows, variant.micro_batches};
+  inputs.plan.buckets.bucket_bytes = variant.bucket_bytes;
+  inputs.plan.threads_per_rank = context.threads_per_rank;
+  inputs.optimizer.learning_rate = 3e-3;
+  inputs.optimizer.epsilon = 1e-4;       // conditioning of the comparison: suites/data_parallel.cpp says why
+  inputs.optimizer.max_grad_norm = 0.5;  // clipping is active
+  inputs.schedule = {ScheduleKind::cosine, 2, 6, 0.1};
+  inputs.steps = variant.sgd_step_only ? 0 : std::min(3, context.repetitions) + 1;
+  inputs.seed = context.seed;
+  inputs.initialization = variant.initialization;
+  inputs.optimizer_frozen = context.pitfalls.on(Pitfall::both_sides_frozen);
+  inputs.data = std::make_shared<SyntheticCorpus>(SyntheticOptions{.vocabulary = inputs.model.vocabulary,
+                                                                   .sequence = inputs.model.sequence,
+                                                                   .seed = context.seed,
+                                                                   .row_shape = variant.row_shape});
+  if (context.pitfalls.on(Pitfall::same_batch_on_every_rank) && variant.degrees.data > 1) {
+    inputs.plan.batch.rows = 3 * variant.degrees.data;
+    inputs.model.embedding_dropout = inputs.model.attention_dropout = inputs.model.residual_dropout = 0.0;
+    inputs.data = std::make_shared<RepeatedRows>(inputs.data, variant.degrees.data);
+  }
+  return inputs;
+}
+
+Case parallel_case(const std::string& suite, const std::string& name, const ParallelVariant& variant,
+                   const PropertiesOf& properties, bool quick) {
+  Case result;
+  const PairInputs shown = inputs_of(variant, {});
+  result.suite = suite;
+  result.name = fmt::format("{}/{}", suite, name);
+  result.summary = fmt::format(
+      "{} rank(s), {}; {} layers, {} micro-batch(es), {} rows, {} head{}", shown.plan.parallel.world_size(),
+      describe_layout(shown.plan), variant.layers, variant.micro_batches, variant.rows, variant.tied ? "tied" : "untied",
+      variant.experts > 0 ? fmt::format(", {} experts, {} choice(s)", variant.experts, variant.choices) : "");
+  result.model = shown.model;
+  result.plan = shown.plan;
+  result.criterion = Criterion::rounding;
+  result.quick = quick;
+  result.execute = [variant, properties](const RunContext& context) {
+    PairInputs inputs = inputs_of(variant, context);
+    if (variant.experts > 0) choose_seed(inputs);
+    EngineRun run;
+    CaseEvidence evidence = compare_with_reference(inputs, context, run);
+    if (properties) evidence.properties = properties(inputs, run);
+    evidence.properties.push_back(proven_program(inputs));
+    return evidence;
+  };
+  result.localise = [variant](const RunContext& context) {
+    PairInputs inputs = inputs_of(variant, context);
+    if (variant.experts > 0) choose_seed(inputs);
+    return localise(inputs, context);
+  };
+  return result;
+}
+
+Property lockstep_agrees(const PairInputs& inputs, const LockstepGradients& lockstep) {
+  const Batch batch = inputs.data->training_batch(0, inputs.plan.batch.rows);
+  reference::TrainingRun run;
+  run.model = inputs.model;
+  run.seed = inputs.seed;
+  run.initialization = inputs.initialization;
+  run.batch = [&](std::int64_t) { return batch; };
+  const auto truth = reference::train<double>(run).gradients_step0;
+  const auto found = lockstep(inputs, batch);
+  double worst = 0;
+  std::string worst_name;
+  for (const auto& [name, values] : truth) {
+    double difference = 0;
+    double norm = 0;
+    const auto& other = found.at(name);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      difference += (values[i] - other.at(i)) * (values[i] - other.at(i));
+      norm += values[i] * values[i];
+    }
+    const double error = norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
+    if (error > worst) std::tie(worst, worst_name) = std::pair(error, name);
+  }
+  return {"lockstep_reference_error",
+          worst,
+          Relation::at_most,
+          1e-11,
+          "fp64 rounding of sums in another order; the lockstep definition and the one-rank reference are one function",
+          0,
+          worst_name};
+}
+
+}  // namespace tandem
