@@ -173,8 +173,12 @@ void add_plan(std::vector<ConfigField>& fields) {
                         in_plan(&TrainingPlan::sequence_parallel)));
   fields.push_back(text("plan", "rank_order", "numbering of ranks, fastest axis first, as in tensor-context-data-pipeline",
                         in_plan(&TrainingPlan::rank_order)));
-  fields.push_back(choice<std::string>("plan", "recompute", {{"none", "none"}}, "activations computed again in the backward pass",
-                                       in_plan(&TrainingPlan::recompute)));
+  fields.push_back(choice<std::string>(
+      "plan", "recompute", {{"none", "none"}, {"selective", "selective"}, {"full", "full"}},
+      "activations computed again in the backward pass", [](auto& config) -> auto& { return config.plan.recompute.mode; }));
+  fields.push_back(number(
+      "plan", "recompute_layers", kPositiveInt, "full: layers between two that keep their input",
+      [](auto& config) -> auto& { return config.plan.recompute.layers; }));
   fields.push_back(number("plan", "zero", {.low = 0, .high = 0}, "ZeRO stage", in_plan(&TrainingPlan::zero_stage)));
   fields.push_back(
       number("plan", "threads_per_rank", kPositiveInt, "threads inside a rank", in_plan(&TrainingPlan::threads_per_rank)));

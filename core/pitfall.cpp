@@ -54,6 +54,8 @@ constexpr std::array kNames = {
     Named{Pitfall::expert_gradient_reduced_over_data, "expert_gradient_reduced_over_data"},
     Named{Pitfall::dropped_token_takes_slot_zero, "dropped_token_takes_slot_zero"},
     Named{Pitfall::gates_not_renormalised, "gates_not_renormalised"},
+    Named{Pitfall::recompute_draws_other_masks, "recompute_draws_other_masks"},
+    Named{Pitfall::recomputed_activations_kept, "recomputed_activations_kept"},
     Named{Pitfall::groups_from_transposed_grid, "groups_from_transposed_grid"},
     Named{Pitfall::reduction_over_wrong_group, "reduction_over_wrong_group"},
     Named{Pitfall::rows_by_world_rank, "rows_by_world_rank"},

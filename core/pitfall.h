@@ -63,6 +63,9 @@ enum class Pitfall : std::uint8_t {
   expert_gradient_reduced_over_data,
   dropped_token_takes_slot_zero,
   gates_not_renormalised,
+  // recomputation
+  recompute_draws_other_masks,
+  recomputed_activations_kept,
   // compositions
   groups_from_transposed_grid,
   reduction_over_wrong_group,

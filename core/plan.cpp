@@ -85,6 +85,18 @@ void check_stages(Conflicts& found, const TrainingPlan& plan, const GptConfig& m
   }
 }
 
+void check_recompute(Conflicts& found, const RecomputeConfig& recompute) {
+  if (recompute.mode != "none" && recompute.mode != "selective" && recompute.mode != "full") {
+    found.push_back({"recompute", fmt::format("there is no recompute '{}'; use none, selective or full", recompute.mode)});
+  }
+  if (recompute.layers < 1) {
+    found.push_back({"recompute_layers", fmt::format("recompute_layers is {}, it must be at least 1", recompute.layers)});
+  } else if (recompute.layers > 1 && recompute.mode != "full") {
+    found.push_back({"recompute_layers", fmt::format("recompute_layers = {} groups layers of recompute = full, not of {}",
+                                                     recompute.layers, recompute.mode)});
+  }
+}
+
 void check_context(Conflicts& found, const TrainingPlan& plan, const GptConfig& model) {
   const int degree = plan.parallel.context;
   if (degree > 1 && model.sequence < 2 * degree) {
@@ -141,8 +153,7 @@ std::vector<Conflict> conflicts(const TrainingPlan& plan, const GptConfig& model
   } catch (const InputError& error) {
     found.push_back({"rank_order", error.what()});
   }
-  if (plan.recompute != "none")
-    found.push_back({"recompute", fmt::format("recompute '{}' is not implemented yet", plan.recompute)});
+  check_recompute(found, plan.recompute);
   if (plan.zero_stage != 0) found.push_back({"zero", fmt::format("zero = {} is not implemented yet", plan.zero_stage)});
   if (plan.threads_per_rank < 1) found.push_back({"threads_per_rank", "threads_per_rank must be at least 1"});
   return found;

@@ -53,6 +53,15 @@ struct PipelineConfig {
   friend bool operator==(const PipelineConfig&, const PipelineConfig&) = default;
 };
 
+/// Activations that are not kept but computed again in the backward pass (docs/techniques/recomputation.md).
+struct RecomputeConfig {
+  /// none; selective: outputs of the norms and of GELU; full: everything in a block but what enters it
+  std::string mode = "none";
+  int layers = 1;  ///< full: what enters is kept for every group of so many layers
+
+  friend bool operator==(const RecomputeConfig&, const RecomputeConfig&) = default;
+};
+
 /// How a training step is distributed and computed: everything but the model, the data and the optimizer. Plain data, one engine
 /// executes it.
 struct TrainingPlan {
@@ -65,7 +74,7 @@ struct TrainingPlan {
   bool sequence_parallel = false;  ///< layer norm, dropout and residual on slices of the tokens over the tensor ranks
   /// Order of the axes in the numbering of ranks, fastest first (core/process_grid.h).
   std::string rank_order = "tensor-context-data-pipeline";
-  std::string recompute = "none";
+  RecomputeConfig recompute;
   int zero_stage = 0;
   int threads_per_rank = 1;
 

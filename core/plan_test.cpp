@@ -101,7 +101,12 @@ TEST(Plan, NamesTheOptionAtFault) {
       {"rows", "rows is 0", [](TrainingPlan& p, GptConfig&) { p.batch.rows = 0; }},
       {"micro_batches", "micro_batches is 0", [](TrainingPlan& p, GptConfig&) { p.batch.micro_batches = 0; }},
       {"bucket_bytes", "bucket_bytes is negative", [](TrainingPlan& p, GptConfig&) { p.buckets.bucket_bytes = -1; }},
-      {"recompute", "'full' is not implemented", [](TrainingPlan& p, GptConfig&) { p.recompute = "full"; }},
+      {"recompute", "no recompute 'some'", [](TrainingPlan& p, GptConfig&) { p.recompute.mode = "some"; }},
+      {"recompute_layers", "groups layers of recompute = full", [](TrainingPlan& p, GptConfig&) { p.recompute.layers = 2; }},
+      {"recompute_layers", "recompute_layers is 0",
+       [](TrainingPlan& p, GptConfig&) {
+         p.recompute = {"full", 0};
+       }},
       {"zero", "zero = 1 is not implemented", [](TrainingPlan& p, GptConfig&) { p.zero_stage = 1; }},
       {"threads_per_rank", "threads_per_rank", [](TrainingPlan& p, GptConfig&) { p.threads_per_rank = 0; }},
       {"rank_order", "rank_order 'data-tensor'", [](TrainingPlan& p, GptConfig&) { p.rank_order = "data-tensor"; }},

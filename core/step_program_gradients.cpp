@@ -179,7 +179,7 @@ class MemoryChecker {
     for (const Operation& op : program) {
       if (op.kind == OpKind::allocate) allocate(op);
       if (op.kind == OpKind::free) release(op);
-      if (op.kind == OpKind::compute && op.phase != Phase::recompute && !activations_.contains(activations_of(op))) {
+      if (op.kind == OpKind::compute && !activations_.contains(activations_of(op))) {
         problem(fmt::format("{} runs without its activations", to_string(op)));
       }
     }

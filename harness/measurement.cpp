@@ -119,8 +119,11 @@ double model_flops_per_row(const GptConfig& model, std::int64_t row_tokens, cons
   const auto hidden = static_cast<double>(model.hidden);
   const auto mlp = static_cast<double>(model.mlp_width());
   const auto vocabulary = static_cast<double>(model.vocabulary);
-  const double products =
-      model.layers * (2 * hidden * 3 * hidden + 2 * hidden * hidden + 2 * 2 * hidden * mlp) + 2 * hidden * vocabulary;
+  // A token passes the experts that it chooses, however many there are.
+  const double mlps = model.experts > 0 ? model.expert_choices : 1;
+  const double router = 2 * hidden * model.experts;
+  const double products = model.layers * (2 * hidden * 3 * hidden + 2 * hidden * hidden + mlps * 2 * 2 * hidden * mlp + router) +
+                          2 * hidden * vocabulary;
   // Position t attends to t + 1 positions, so half of the full square is never computed.
   const double pairs = pitfalls.on(Pitfall::full_attention_flops) ? tokens * tokens : tokens * (tokens + 1) / 2;
   const double forward = tokens * products + model.layers * 4 * hidden * pairs;

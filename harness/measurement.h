@@ -35,6 +35,7 @@ struct TimeSplit {
 /// FLOPs of the matrix products of one training step (forward 1x, backward 2x), a multiply-add counting 2, per token of a row of
 /// `row_tokens` tokens, causal attention counted as causal:
 ///   forward per row = T [ layers (2 C 3C + 2 C C + 2 * 2 C F) + 2 C V ] + layers * 4 C * T (T + 1) / 2,   C hidden, F MLP width
+/// With E experts a token passes k of them: k * 2 * 2 C F + 2 C E in place of 2 * 2 C F, as if none were dropped.
 /// Convention name: "matmul, causal". Fault point: full_attention_flops.
 [[nodiscard]] double model_flops_per_row(const GptConfig& model, std::int64_t row_tokens, const PitfallSet& pitfalls);
 inline constexpr const char* kFlopsConvention = "matmul, causal";

@@ -13,14 +13,42 @@ namespace {
 
 std::size_t index_of(MemoryCategory category) { return static_cast<std::size_t>(category); }
 
-// Elements that one block keeps of each token. Under sequence parallelism the residual stream and the norms' statistics exist for
-// a tensor rank's slice of the tokens alone; the norms' outputs are kept whole.
-double block_elements(const GptConfig& model, const TrainingPlan& plan) {
+// Elements of one block and token, by how long they live. Under sequence parallelism the residual stream and the norms'
+// statistics exist for a tensor rank's slice of the tokens alone; the norms' outputs are whole.
+struct BlockElements {
+  double cheap = 0;   // outputs of norms and of GELU
+  double inside = 0;  // everything else but the output
+  double out = 0;
+};
+
+BlockElements block_elements(const GptConfig& model, const TrainingPlan& plan) {
   const double tensor = plan.parallel.tensor;
   const double slices = plan.sequence_parallel ? tensor : 1;
   const auto hidden = static_cast<double>(model.hidden);
-  return 2 * hidden + (4 * hidden + 2 * static_cast<double>(model.mlp_width()) + model.heads) / tensor +
-         (2 * hidden + 4) / slices;
+  const auto width = static_cast<double>(model.mlp_width());
+  return {2 * hidden + width / tensor, (4 * hidden + width + model.heads) / tensor + (hidden + 4) / slices, hidden / slices};
+}
+
+// Of a stage: what lives from its forward to its backward pass, and what exists while one group of layers is computed again.
+struct StageElements {
+  double kept = 0;
+  double again = 0;
+};
+
+StageElements stage_elements(const GptConfig& model, const TrainingPlan& plan, Interval layers) {
+  const BlockElements block = block_elements(model, plan);
+  const double slices = plan.sequence_parallel ? plan.parallel.tensor : 1;
+  StageElements stage;
+  stage.kept = static_cast<double>(model.hidden) / slices;  // what enters
+  double group = 0;
+  for (auto layer = static_cast<int>(layers.begin); layer < layers.end; ++layer) {
+    const BlockStorage storage = block_storage(plan.recompute, layers, layer);
+    stage.kept += (storage.cheap ? block.cheap : 0) + (storage.inside ? block.inside : 0) + (storage.out ? block.out : 0);
+    group += (storage.cheap ? 0 : block.cheap) + (storage.inside ? 0 : block.inside) + (storage.out ? 0 : block.out);
+    stage.again = std::max(stage.again, group);
+    if (storage.out) group = 0;
+  }
+  return stage;
 }
 
 struct RankPeak {
@@ -40,15 +68,19 @@ RankPeak peak_of_rank(const GptConfig& model, const TrainingPlan& plan, const Pr
   const auto hidden = static_cast<double>(model.hidden);
   const PipelineLayout stages = pipeline_layout(plan, model);
   const int here = grid.coordinates(rank).pipeline;
-  double chunk = 0;  // of the largest chunk: its blocks and its input
+  StageElements largest;
   for (int c = 0; c < stages.chunks; ++c) {
-    const Interval layers = stages.layers[static_cast<std::size_t>(stages.stage_of(here, c))];
-    chunk = std::max(chunk, static_cast<double>(layers.size()) * block_elements(model, plan) + hidden / slices);
+    const StageElements chunk = stage_elements(model, plan, stages.layers[static_cast<std::size_t>(stages.stage_of(here, c))]);
+    largest = {std::max(largest.kept, chunk.kept), std::max(largest.again, chunk.again)};
   }
-  // Of the head, one micro-batch's is kept at a time, unless all forward passes come first.
-  const double heads = plan.pipeline.schedule == "gpipe" ? plan.batch.micro_batches : 1;
-  const double head = stages.holds_head(here) ? heads * (hidden + 2 / slices) : 0;
-  peak.activation_elements = static_cast<double>(shape.tokens()) * (in_flight * chunk + head);
+  // Where weight parts are put off, what they need is kept until then.
+  if (plan.pipeline.schedule.starts_with("zb-")) largest = {largest.kept + largest.again, 0};
+  // Of the head, one micro-batch's is kept at a time, unless all forward passes come first. It is gone before blocks are computed
+  // again, the others' apart.
+  const double head = stages.holds_head(here) ? hidden + 2 / slices : 0;
+  const double more_heads = plan.pipeline.schedule == "gpipe" ? (plan.batch.micro_batches - 1) * head : 0;
+  peak.activation_elements =
+      static_cast<double>(shape.tokens()) * (in_flight * largest.kept + more_heads + std::max(head, largest.again));
   return peak;
 }
 

@@ -66,6 +66,7 @@ PairInputs inputs_of(const ParallelVariant& variant, const RunContext& context) 
   inputs.plan.pipeline = variant.pipeline;
   inputs.plan.sequence_parallel = variant.sequence_parallel;
   inputs.plan.rank_order = variant.rank_order;
+  inputs.plan.recompute = variant.recompute;
   inputs.plan.precision = variant.precision;
   inputs.plan.numerics = numerics_from_precision(variant.precision);
   inputs.plan.batch = {variant.rows, variant.micro_batches};

@@ -31,6 +31,7 @@ struct ParallelVariant {
   std::string precision = "fp32";
   Initialization initialization = Initialization::scattered;
   bool sgd_step_only = false;
+  RecomputeConfig recompute = {};
 };
 
 [[nodiscard]] PairInputs inputs_of(const ParallelVariant& variant, const RunContext& context);

@@ -12,6 +12,7 @@ CaseList all_cases(const SuiteOptions& options) {
   add_context_parallel_cases(cases);
   add_expert_parallel_cases(cases);
   add_hybrid_parallel_cases(cases);
+  add_recomputation_cases(cases);
   add_training_cases(cases, options);
   return cases;
 }

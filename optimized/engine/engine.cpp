@@ -183,8 +183,9 @@ double Engine::evaluate(const Batch& global_batch) {
     evaluation_ = lower_evaluation(options_.plan, options_.model, shape.first, shape.second, groups_.rank());
     evaluation_shape_ = shape;
   }
-  StepInputs inputs = inputs_of(global_batch, {global_batch.rows, 1}, 0, false);
-  const auto tokens = static_cast<double>(inputs.micro_batches.front().batch.valid_tokens());
+  StepInputs inputs = inputs_of(global_batch, {global_batch.rows, options_.plan.batch.micro_batches}, 0, false);
+  double tokens = 0;
+  for (const MicroBatch& micro_batch : inputs.micro_batches) tokens += static_cast<double>(micro_batch.batch.valid_tokens());
   stage_.begin_step(std::move(inputs));
   for (const Operation& op : evaluation_) {
     switch (op.kind) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/engine/gpt_stage.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -100,14 +101,17 @@ void GptStage::free(const Operation& op) {
   const auto found = buffers_.find(key_of(op));
   TANDEM_CHECK(found != buffers_.end(), fmt::format("{} of what is not there", to_string(op)));
   const auto* const begin = static_cast<const std::byte*>(found->second.data());
-  const std::byte* const end = begin + found->second.size_bytes();
+  const std::byte* const end = begin + std::max<std::int64_t>(1, found->second.size_bytes());  // a message may be empty
   collect_arrived();
   const auto work = sending_.lower_bound(begin);
   if (work != sending_.end() && work->first < static_cast<const void*>(end)) {
     departing_.push_back({std::move(found->second), std::move(work->second)});
     sending_.erase(work);
   }
-  if (op.part == Part::block && op.category == MemoryCategory::activations) routings_.erase({op.micro_batch, op.layer});
+  // Routing lives as long as what it was computed with.
+  const bool inside = op.part == Part::block && op.layer >= 0 && op.category == MemoryCategory::activations &&
+                      (op.phase == Phase::forward) == storage_of(op, op.layer).inside;
+  if (inside) routings_.erase({op.micro_batch, op.layer});
   buffers_.erase(found);
 }
 
@@ -137,9 +141,11 @@ std::int64_t GptStage::expected_bytes(const Operation& op) const {
     case Part::message: carve_stream(counter, local_, shape); break;
     case Part::block:
       if (op.layer < 0) {
-        carve_pass_workspace(counter, local_, shape, op.phase == Phase::forward);
+        carve_pass_workspace(counter, local_, shape, op.phase != Phase::backward_input);
       } else if (activations) {
-        carve_block(counter, local_, shape);
+        Carver other(nullptr, dtype_);
+        const bool kept = op.phase == Phase::forward;
+        carve_block(kept ? counter : other, kept ? other : counter, local_, shape, storage_of(op, op.layer));
       } else {
         carve_block_gradients(counter, local_, shape);
       }
@@ -153,9 +159,19 @@ std::int64_t GptStage::expected_bytes(const Operation& op) const {
   return counter.size_bytes();
 }
 
+BlockStorage GptStage::storage_of(const Operation& op, int layer) const {
+  const int stage = stages_.stage_of(groups_.here().pipeline, op.chunk);
+  return block_storage(local_.recompute, stages_.layers[static_cast<std::size_t>(stage)], layer);
+}
+
 BlockActivations GptStage::block(const Operation& op, int layer) const {
-  Carver carver(memory(MemoryCategory::activations, Part::block, Phase::forward, layer, op.micro_batch, op.chunk).data(), dtype_);
-  return carve_block(carver, local_, at(op.micro_batch).shape);
+  const auto carver = [&](Phase phase) {
+    const auto found = buffers_.find({MemoryCategory::activations, Part::block, phase, layer, op.micro_batch, op.chunk, -1});
+    return Carver(found == buffers_.end() ? nullptr : found->second.data(), dtype_);
+  };
+  Carver kept = carver(Phase::forward);
+  Carver rest = carver(Phase::recompute);
+  return carve_block(kept, rest, local_, at(op.micro_batch).shape, storage_of(op, layer));
 }
 
 BlockGradients GptStage::block_gradients(const Operation& op) const {
@@ -165,7 +181,8 @@ BlockGradients GptStage::block_gradients(const Operation& op) const {
 }
 
 PassWorkspace GptStage::workspace(const Operation& op) const {
-  Carver carver(memory(MemoryCategory::workspace, Part::block, op.phase, -1, op.micro_batch, op.chunk).data(), dtype_);
+  const Phase phase = recomputing_ ? Phase::recompute : op.phase;
+  Carver carver(memory(MemoryCategory::workspace, Part::block, phase, -1, op.micro_batch, op.chunk).data(), dtype_);
   return carve_pass_workspace(carver, local_, at(op.micro_batch).shape, op.phase == Phase::forward);
 }
 
@@ -241,6 +258,8 @@ DropoutSpec GptStage::residual_dropout(const Operation& op, DropoutSite site, do
     spec.row_ids = dropout_rows_[micro_batch];
     spec.row_elements = model_.sequence * model_.hidden;
   }
+  // A mask that is drawn again must be the same one.
+  if (recomputing_ && context_.pitfalls.on(Pitfall::recompute_draws_other_masks)) ++spec.key.step;
   // Tensor ranks compute the same residual stream and must drop the same of it.
   if (context_.pitfalls.on(Pitfall::dropout_stream_out_of_step) && local_.tensor_ranks > 1 && local_.tensor_rank == 0)
     ++spec.key.step;
@@ -254,10 +273,21 @@ DropoutSpec GptStage::attention_dropout(const Operation& op) const {
   spec.probability = model_.attention_dropout;
   spec.row_ids = dropout_rows_[static_cast<std::size_t>(op.micro_batch)];
   spec.row_elements = model_.heads * model_.sequence * model_.sequence;
+  if (recomputing_ && context_.pitfalls.on(Pitfall::recompute_draws_other_masks)) ++spec.key.step;
   return spec;
 }
 
-void GptStage::compute(const Operation& op) {
+Operation GptStage::begin(const Operation& op) {
+  recomputing_ = op.phase == Phase::recompute;
+  Operation done = op;
+  if (recomputing_) done.phase = Phase::forward;
+  return done;
+}
+
+void GptStage::compute(const Operation& op) { do_compute(begin(op)); }
+void GptStage::communicate(const Operation& op) { do_communicate(begin(op)); }
+
+void GptStage::do_compute(const Operation& op) {
   if (at(op.micro_batch).batch.rows == 0 && op.part != Part::experts && op.part != Part::block) return;
   const bool forward = op.phase == Phase::forward;
   switch (op.part) {

@@ -109,6 +109,7 @@ class GptStage {
   [[nodiscard]] BlockActivations block(const Operation& op) const { return block(op, op.layer); }
   [[nodiscard]] BlockGradients block_gradients(const Operation& op) const;
   [[nodiscard]] PassWorkspace workspace(const Operation& op) const;
+  [[nodiscard]] BlockStorage storage_of(const Operation& op, int layer) const;
   [[nodiscard]] TensorView block_input(const Operation& op) const;  ///< [slice, hidden]
   [[nodiscard]] TensorView chunk_output(const Operation& op) const;
   [[nodiscard]] TensorView stream(const Operation& op) const;  ///< gradient of the residual stream, updated in place
@@ -124,6 +125,11 @@ class GptStage {
   [[nodiscard]] DropoutSpec residual_dropout(const Operation& op, DropoutSite site, double probability) const;
   [[nodiscard]] DropoutSpec attention_dropout(const Operation& op) const;
   [[nodiscard]] AttentionShape attention_shape(const Operation& op) const;
+
+  // What an operation does; a recomputed one is done as the forward one that it repeats.
+  [[nodiscard]] Operation begin(const Operation& op);
+  void do_compute(const Operation& op);
+  void do_communicate(const Operation& op);
 
   void embedding_lookup_forward(const Operation& op);
   void embedding_forward(const Operation& op);
@@ -201,7 +207,7 @@ class GptStage {
   void trace_hidden(const Operation& op, std::string_view what, TensorView values, Tokens tokens) const;
   void trace_rows(const Operation& op, std::string name, TensorView values, Interval tokens, std::vector<Interval> columns,
                   std::int64_t width) const;
-  [[nodiscard]] bool tracing() const { return static_cast<bool>(context_.trace) && inputs_.training; }
+  [[nodiscard]] bool tracing() const { return static_cast<bool>(context_.trace) && inputs_.training && !recomputing_; }
   [[nodiscard]] std::string traced_name(const Operation& op, std::string_view what) const;
 
   RankContext context_;
@@ -225,6 +231,7 @@ class GptStage {
   };
   std::vector<Departing> departing_;
   StageTotals totals_;
+  bool recomputing_ = false;  // the operation at hand is a forward one that is done again
 };
 
 }  // namespace tandem

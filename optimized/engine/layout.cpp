@@ -14,34 +14,38 @@ TensorView Carver::take(std::initializer_list<std::int64_t> shape) {
   return view;
 }
 
-BlockActivations carve_block(Carver& carver, const LocalModel& local, const MicroBatchShape& shape) {
+BlockActivations carve_block(Carver& kept, Carver& rest, const LocalModel& local, const MicroBatchShape& shape,
+                             const BlockStorage& storage) {
+  Carver& cheap = storage.cheap ? kept : rest;
+  Carver& inside = storage.inside ? kept : rest;
+  Carver& out = storage.out ? kept : rest;
   const GptConfig& model = local.model;
   const std::int64_t tokens = shape.tokens();
   const std::int64_t slice = token_slice(local, shape).size();
   BlockActivations a;
-  a.norm1_mean = carver.take({slice});
-  a.norm1_rstd = carver.take({slice});
-  a.norm1_out = carver.take({tokens, model.hidden});
-  a.qkv = carver.take({tokens, 3 * local.attention_width()});
-  a.logsumexp = carver.take({shape.rows, local.heads(), shape.sequence});
-  a.attention_out = carver.take({tokens, local.attention_width()});
-  a.middle = carver.take({slice, model.hidden});
-  a.norm2_mean = carver.take({slice});
-  a.norm2_rstd = carver.take({slice});
-  a.norm2_out = carver.take({tokens, model.hidden});
+  a.norm1_mean = inside.take({slice});
+  a.norm1_rstd = inside.take({slice});
+  a.norm1_out = cheap.take({tokens, model.hidden});
+  a.qkv = inside.take({tokens, 3 * local.attention_width()});
+  a.logsumexp = inside.take({shape.rows, local.heads(), shape.sequence});
+  a.attention_out = inside.take({tokens, local.attention_width()});
+  a.middle = inside.take({slice, model.hidden});
+  a.norm2_mean = inside.take({slice});
+  a.norm2_rstd = inside.take({slice});
+  a.norm2_out = cheap.take({tokens, model.hidden});
   if (model.experts == 0) {
-    a.fc_out = carver.take({tokens, local.mlp_width()});
-    a.gelu_out = carver.take({tokens, local.mlp_width()});
+    a.fc_out = inside.take({tokens, local.mlp_width()});
+    a.gelu_out = cheap.take({tokens, local.mlp_width()});
   } else {
     const ExpertSlots slots = expert_slots(local, shape);
-    a.probabilities = carver.take({tokens, model.experts});
-    a.gates = carver.take({tokens, model.expert_choices});
-    a.expert_in = carver.take({local.experts(), slots.received, model.hidden});
-    a.fc_out = carver.take({local.experts(), slots.received, local.mlp_width()});
-    a.gelu_out = carver.take({local.experts(), slots.received, local.mlp_width()});
-    a.combine_in = carver.take({model.experts, slots.own, model.hidden});
+    a.probabilities = inside.take({tokens, model.experts});
+    a.gates = inside.take({tokens, model.expert_choices});
+    a.expert_in = inside.take({local.experts(), slots.received, model.hidden});
+    a.fc_out = inside.take({local.experts(), slots.received, local.mlp_width()});
+    a.gelu_out = cheap.take({local.experts(), slots.received, local.mlp_width()});
+    a.combine_in = inside.take({model.experts, slots.own, model.hidden});
   }
-  a.out = carver.take({slice, model.hidden});
+  a.out = out.take({slice, model.hidden});
   return a;
 }
 

@@ -38,7 +38,9 @@ struct BlockActivations {
   /// hidden] (fc_out and gelu_out have these rows too) and output of all experts for this rank's slots.
   TensorView probabilities, gates, expert_in, combine_in;
 };
-BlockActivations carve_block(Carver& carver, const LocalModel& local, const MicroBatchShape& shape);
+/// `kept` gives the memory of what `storage` keeps, `rest` of all else.
+BlockActivations carve_block(Carver& kept, Carver& rest, const LocalModel& local, const MicroBatchShape& shape,
+                             const BlockStorage& storage);
 
 /// Gradients inside one block between its backward_input and its backward_weight. mlp_out, norm2_out, attention_projection and
 /// norm1_out hold all tokens; under sequence parallelism the slice is a part of them.

@@ -24,7 +24,8 @@ LocalModel local_model(const GptConfig& model, const TrainingPlan& plan, const P
           here.data % degrees.expert,
           degrees.data,
           here.data,
-          plan.sequence_parallel};
+          plan.sequence_parallel,
+          plan.recompute};
 }
 
 MicroBatchShape micro_batch_shape(const LocalModel& local, const GlobalBatch& batch, std::int64_t row_tokens, int micro_batch) {
@@ -52,6 +53,13 @@ std::vector<std::int64_t> slice_counts(const LocalModel& local, const MicroBatch
     counts.push_back(balanced_part(shape.tokens(), local.tensor_ranks, rank).size() * width);
   }
   return counts;
+}
+
+BlockStorage block_storage(const RecomputeConfig& recompute, Interval layers, int layer) {
+  if (recompute.mode == "none") return {};
+  if (recompute.mode == "selective") return {false, true, true};
+  const bool ends_group = (layer - layers.begin + 1) % recompute.layers == 0 || layer + 1 == layers.end;
+  return {false, false, ends_group};
 }
 
 ExpertSlots expert_slots(const LocalModel& local, const MicroBatchShape& shape) {

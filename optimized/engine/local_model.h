@@ -18,6 +18,7 @@ struct LocalModel {
   int expert_ranks = 1, expert_rank = 0;
   int data_ranks = 1, data_rank = 0;
   bool sequence_parallel = false;
+  RecomputeConfig recompute{};
 
   [[nodiscard]] int heads() const noexcept { return model.heads / tensor_ranks; }
   [[nodiscard]] std::int64_t attention_width() const noexcept { return model.hidden / tensor_ranks; }
@@ -48,6 +49,17 @@ struct MicroBatchShape {
 [[nodiscard]] Interval token_slice(const LocalModel& local, const MicroBatchShape& shape);
 /// [tensor ranks] sizes of all slices in elements of `width`, for all_gather and reduce_scatter.
 [[nodiscard]] std::vector<std::int64_t> slice_counts(const LocalModel& local, const MicroBatchShape& shape, std::int64_t width);
+
+/// What of a block's activations is kept from its forward to its backward pass; the rest is computed again.
+struct BlockStorage {
+  bool cheap = true;   ///< outputs of norms and of GELU
+  bool inside = true;  ///< everything else but the block's output
+  bool out = true;
+  [[nodiscard]] bool all() const noexcept { return cheap && inside && out; }
+  [[nodiscard]] bool none() const noexcept { return !cheap && !inside && !out; }
+};
+/// `layers` are those of the stage that `layer` is in: groups of recompute.layers are counted from its first.
+[[nodiscard]] BlockStorage block_storage(const RecomputeConfig& recompute, Interval layers, int layer);
 
 /// Places in the dispatch buffers: for each expert, rows * slots_per_row of this rank, and on the expert's rank those of all
 /// peers.

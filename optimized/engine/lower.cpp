@@ -58,14 +58,14 @@ RankExpectation expectation_of(const TrainingPlan& plan, const GptConfig& model,
 }  // namespace
 
 StepProgram lower(const TrainingPlan& plan, const GptConfig& model, std::int64_t sequence, int rank, const PitfallSet& pitfalls) {
-  return Lowering(plan, model, sequence, rank, pitfalls).training_step();
+  return Lowering(plan, model, sequence, rank, pitfalls, Lowering::Kind::training_step).program();
 }
 
 StepProgram lower_evaluation(const TrainingPlan& plan, const GptConfig& model, std::int64_t rows, std::int64_t sequence,
                              int rank) {
   TrainingPlan forward = plan;
-  forward.batch = {rows, 1};
-  return Lowering(forward, model, sequence, rank, {}).evaluation();
+  forward.batch.rows = rows;
+  return Lowering(forward, model, sequence, rank, {}, Lowering::Kind::evaluation).program();
 }
 
 ProgramExpectation expectation(const TrainingPlan& plan, const GptConfig& model, std::int64_t sequence) {

@@ -18,7 +18,8 @@ namespace tandem {
 [[nodiscard]] StepProgram lower(const TrainingPlan& plan, const GptConfig& model, std::int64_t sequence, int rank,
                                 const PitfallSet& pitfalls = {});
 
-/// Forward passes only, of a global batch of `rows` rows as one micro-batch, and the sum of the losses.
+/// Forward passes only, of a global batch of `rows` rows in the plan's micro-batches one after the other, and the sum of the
+/// losses.
 [[nodiscard]] StepProgram lower_evaluation(const TrainingPlan& plan, const GptConfig& model, std::int64_t rows,
                                            std::int64_t sequence, int rank);
 

@@ -86,7 +86,7 @@ void Lowering::memory(OpKind kind, const Pass& pass, MemoryCategory category, Pa
 
 std::int64_t Lowering::workspace_bytes(const Pass& pass) const {
   Carver counter(nullptr, plan_.numerics.storage);
-  carve_pass_workspace(counter, local_, pass.shape, pass.phase == Phase::forward);
+  carve_pass_workspace(counter, local_, pass.shape, pass.phase == Phase::forward || pass.phase == Phase::recompute);
   return counter.size_bytes();
 }
 
@@ -131,8 +131,9 @@ void Lowering::forward(const Pass& pass, bool evaluation) {
   const Interval layers = layers_of(pass);
   for (auto layer = static_cast<int>(layers.begin); layer < layers.end; ++layer) {
     forward_block(pass, layer);
+    free_what_is_recomputed(pass, layer);
     // A block of an evaluation needs only the one before.
-    if (evaluation && layer > layers.begin) free_layer(pass, layer - 1);
+    if (evaluation && layer > layers.begin) free_kept(pass, layer - 1);
   }
   memory(OpKind::free, pass, MemoryCategory::workspace, Part::block, -1, workspace_bytes(pass));
   if (is_last(pass)) {
@@ -142,10 +143,10 @@ void Lowering::forward(const Pass& pass, bool evaluation) {
   }
   if (!evaluation) return;
   // A stage of this rank that takes this output over does so in its own pass, which frees it.
-  if (is_last(pass) || !is_here(pass.stage + 1)) free_layer(pass, static_cast<int>(layers.end) - 1);
+  if (is_last(pass) || !is_here(pass.stage + 1)) free_kept(pass, static_cast<int>(layers.end) - 1);
   if (!is_first(pass) && is_here(pass.stage - 1)) {
     const Pass before = pass_of(Phase::forward, stages_.chunk_of_stage(pass.stage - 1), pass.micro_batch);
-    free_layer(before, static_cast<int>(layers_of(before).end) - 1);
+    free_kept(before, static_cast<int>(layers_of(before).end) - 1);
   }
   free_chunk(pass);
 }
@@ -164,10 +165,17 @@ void Lowering::forward_embedding(const Pass& pass) {
 }
 
 void Lowering::forward_block(const Pass& pass, int layer) {
+  allocate_block(pass, layer, true, true);
+  attention_forward(pass, layer);
+  forward_mlp(pass, layer);
+  compute(pass, Part::mlp_merge, layer, 0);
+}
+
+// Up to the second norm.
+void Lowering::attention_forward(const Pass& pass, int layer) {
   const std::int64_t tokens = pass.shape.tokens();
   const std::int64_t hidden = local_.model.hidden;
   const std::int64_t width = local_.attention_width();
-  memory(OpKind::allocate, pass, MemoryCategory::activations, Part::block, layer, bytes_of(carve_block, pass));
   compute(pass, Part::norm_1, layer, 0);
   gather_slices(pass, Part::norm_1, layer);
   compute(pass, Part::attention_in, layer, product(tokens, hidden, 3 * width));
@@ -183,15 +191,15 @@ void Lowering::forward_block(const Pass& pass, int layer) {
   compute(pass, Part::attention_merge, layer, 0);
   compute(pass, Part::norm_2, layer, 0);
   gather_slices(pass, Part::norm_2, layer);
-  forward_mlp(pass, layer);
-  compute(pass, Part::mlp_merge, layer, 0);
 }
 
 void Lowering::forward_mlp(const Pass& pass, int layer) {
   const GptConfig& model = local_.model;
+  // The block's output may have been kept: then what leads to it alone is left out.
+  const bool to_the_end = pass.phase == Phase::forward || !storage_of(pass, layer).out;
   if (model.experts == 0) {
-    compute(pass, Part::mlp, layer, mlp_flops(local_, pass.shape));
-    sum_over_tensor_ranks(pass, Part::mlp, layer);
+    compute(pass, Part::mlp, layer, to_the_end ? mlp_flops(local_, pass.shape) : mlp_flops(local_, pass.shape) / 2);
+    if (to_the_end) sum_over_tensor_ranks(pass, Part::mlp, layer);
     return;
   }
   compute(pass, Part::router, layer, router_flops(local_, pass.shape));
@@ -207,6 +215,7 @@ void Lowering::forward_mlp(const Pass& pass, int layer) {
   communicate(pass, Collective::all_to_all, GroupAxis::expert, Part::dispatch, layer, sent);
   compute(pass, Part::experts, layer, mlp_flops(local_, pass.shape));
   communicate(pass, Collective::all_to_all, GroupAxis::expert, Part::experts, layer, returned);
+  if (!to_the_end) return;
   compute(pass, Part::combine, layer, 0);
   sum_over_tensor_ranks(pass, Part::combine, layer);
 }
@@ -251,6 +260,7 @@ void Lowering::backward_input(const Pass& pass, bool with_weights) {
   memory(OpKind::allocate, pass, MemoryCategory::workspace, Part::block, -1, workspace_bytes(pass));
   const Interval layers = layers_of(pass);
   for (auto layer = static_cast<int>(layers.end) - 1; layer >= layers.begin; --layer) {
+    recompute_before(pass, layer);
     memory(OpKind::allocate, forward, MemoryCategory::workspace, Part::block, layer, bytes_of(carve_block_gradients, pass));
     backward_block(pass, layer);
     if (!with_weights) continue;
@@ -346,15 +356,6 @@ void Lowering::backward_embedding(const Pass& pass) {
     compute(weight, Part::embedding_lookup, -1, 0);
     memory(OpKind::free, pass, MemoryCategory::workspace, Part::embedding_lookup, -1, bytes_of(carve_head_gradient, pass));
   }
-}
-
-void Lowering::free_layer(const Pass& pass, int layer) {
-  Pass forward = pass;
-  forward.phase = Phase::forward;
-  if (pass.phase != Phase::forward) {
-    memory(OpKind::free, forward, MemoryCategory::workspace, Part::block, layer, bytes_of(carve_block_gradients, pass));
-  }
-  memory(OpKind::free, forward, MemoryCategory::activations, Part::block, layer, bytes_of(carve_block, pass));
 }
 
 // What the chunk still holds when its last layer is done: its input.

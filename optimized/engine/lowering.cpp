@@ -8,17 +8,26 @@
 namespace tandem {
 namespace {
 
-std::vector<std::vector<PipelineSlot>> slots_of_all(const TrainingPlan& plan) {
+// What every pipeline rank does in which order. An evaluation sends one micro-batch after the other through all chunks.
+std::vector<std::vector<PipelineSlot>> slots_of_all(const TrainingPlan& plan, Lowering::Kind kind) {
   std::vector<std::vector<PipelineSlot>> slots;
   for (int p = 0; p < plan.parallel.pipeline; ++p) {
-    slots.push_back(pipeline_order(plan.pipeline, plan.parallel.pipeline, p, plan.batch.micro_batches));
+    if (kind == Lowering::Kind::training_step) {
+      slots.push_back(pipeline_order(plan.pipeline, plan.parallel.pipeline, p, plan.batch.micro_batches));
+      continue;
+    }
+    slots.emplace_back();
+    for (int micro_batch = 0; micro_batch < plan.batch.micro_batches; ++micro_batch) {
+      for (int chunk = 0; chunk < plan.pipeline.chunks; ++chunk) slots.back().push_back({SlotKind::forward, chunk, micro_batch});
+    }
   }
   return slots;
 }
 
 }  // namespace
 
-Lowering::Lowering(const TrainingPlan& plan, const GptConfig& model, std::int64_t sequence, int rank, const PitfallSet& pitfalls)
+Lowering::Lowering(const TrainingPlan& plan, const GptConfig& model, std::int64_t sequence, int rank, const PitfallSet& pitfalls,
+                   Kind kind)
     : plan_(plan),
       pitfalls_(pitfalls),
       grid_(plan),
@@ -27,7 +36,9 @@ Lowering::Lowering(const TrainingPlan& plan, const GptConfig& model, std::int64_
       stages_(pipeline_layout(plan, model)),
       sequence_(sequence),
       rank_(rank),
-      messages_(stages_, slots_of_all(plan), here_.pipeline, pitfalls.on(Pitfall::messages_without_envelope)) {}
+      kind_(kind),
+      slots_(slots_of_all(plan, kind)),
+      messages_(stages_, slots_, here_.pipeline, pitfalls.on(Pitfall::messages_without_envelope)) {}
 
 Lowering::Pass Lowering::pass_of(Phase phase, int chunk, int micro_batch) const {
   return {phase, chunk, micro_batch, stages_.stage_of(here_.pipeline, chunk),
@@ -41,21 +52,24 @@ OperationId Lowering::push(Operation op) {
   return static_cast<OperationId>(program_.size()) - 1;
 }
 
-StepProgram Lowering::training_step() {
-  scalars(1);  // valid tokens of the global batch: the normaliser of the loss
-  for (const PipelineSlot& next : pipeline_order(plan_.pipeline, stages_.ranks, here_.pipeline, plan_.batch.micro_batches))
-    slot(next);
-  release_sent();
-  reduce_gradients();
-  finish_step();
+StepProgram Lowering::program() {
+  kind_ == Kind::training_step ? training_step() : evaluation();
   return std::move(program_);
 }
 
-StepProgram Lowering::evaluation() {
-  for (int chunk = 0; chunk < stages_.chunks; ++chunk) forward(pass_of(Phase::forward, chunk, 0), true);
+void Lowering::training_step() {
+  scalars(1);  // valid tokens of the global batch: the normaliser of the loss
+  for (const PipelineSlot& next : slots_[static_cast<std::size_t>(here_.pipeline)]) slot(next);
   release_sent();
+  reduce_gradients();
+  finish_step();
+}
+
+void Lowering::evaluation() {
+  for (const PipelineSlot& next : slots_[static_cast<std::size_t>(here_.pipeline)]) {
+    forward(pass_of(Phase::forward, next.chunk, next.micro_batch), true);
+  }
   scalars(2);  // losses and valid tokens
-  return std::move(program_);
 }
 
 void Lowering::slot(const PipelineSlot& slot) {

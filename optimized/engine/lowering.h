@@ -15,10 +15,11 @@ namespace tandem {
 /// Builds the program of one rank; see lower(). The pieces of a pass are in lower_pass.cpp, what surrounds them in lowering.cpp.
 class Lowering {
  public:
-  Lowering(const TrainingPlan& plan, const GptConfig& model, std::int64_t sequence, int rank, const PitfallSet& pitfalls);
+  enum class Kind : std::uint8_t { training_step, evaluation };
+  Lowering(const TrainingPlan& plan, const GptConfig& model, std::int64_t sequence, int rank, const PitfallSet& pitfalls,
+           Kind kind);
 
-  [[nodiscard]] StepProgram training_step();
-  [[nodiscard]] StepProgram evaluation();
+  [[nodiscard]] StepProgram program();
 
  private:
   // One pass of one chunk over one micro-batch.
@@ -36,6 +37,8 @@ class Lowering {
   [[nodiscard]] bool is_here(int stage) const { return stages_.rank_of_stage(stage) == here_.pipeline; }
 
   // lowering.cpp
+  void training_step();
+  void evaluation();
   void slot(const PipelineSlot& slot);
   void scalars(std::int64_t count);
   void reduce_gradients();
@@ -53,7 +56,14 @@ class Lowering {
   void backward_mlp(const Pass& pass, int layer);
   void backward_weight(const Pass& pass, int layer);
   void backward_embedding(const Pass& pass);
+  void allocate_block(const Pass& pass, int layer, bool kept, bool rest);
   void free_layer(const Pass& pass, int layer);
+  void free_kept(const Pass& pass, int layer);
+  void free_rest(const Pass& pass, int layer);
+  void free_what_is_recomputed(const Pass& pass, int layer);
+  void recompute_before(const Pass& pass, int layer);
+  void recompute_block(const Pass& pass, int layer);
+  void attention_forward(const Pass& pass, int layer);
   void free_chunk(const Pass& pass);
   void take_over(const Pass& pass);
 
@@ -75,6 +85,13 @@ class Lowering {
     return counter.size_bytes();
   }
   [[nodiscard]] std::int64_t workspace_bytes(const Pass& pass) const;
+  [[nodiscard]] BlockStorage storage_of(const Pass& pass, int layer) const {
+    return block_storage(local_.recompute, layers_of(pass), layer);
+  }
+  struct BlockBytes {
+    std::int64_t kept = 0, rest = 0;
+  };
+  [[nodiscard]] BlockBytes block_bytes(const Pass& pass, int layer) const;
 
   TrainingPlan plan_;
   PitfallSet pitfalls_;
@@ -84,6 +101,8 @@ class Lowering {
   PipelineLayout stages_;
   std::int64_t sequence_;
   int rank_;
+  Kind kind_;
+  std::vector<std::vector<PipelineSlot>> slots_;  // of every pipeline rank
   PipelineMessages messages_;
   StepProgram program_;
   std::vector<Operation> sent_;  // messages under way, whose buffers are freed before the next backward pass

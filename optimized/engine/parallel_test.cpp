@@ -29,6 +29,7 @@ struct Layout {
   std::string rank_order = "tensor-context-data-pipeline";
   int micro_batches = 2;
   int layers = 4;
+  RecomputeConfig recompute = {};
 };
 
 GptConfig model_of(const Layout& layout) {
@@ -54,6 +55,7 @@ TrainingPlan plan_of(const Layout& layout) {
   plan.pipeline = {layout.schedule, layout.chunks, layout.stage_layers};
   plan.sequence_parallel = layout.sequence_parallel;
   plan.rank_order = layout.rank_order;
+  plan.recompute = layout.recompute;
   plan.batch = {7, layout.micro_batches};
   plan.precision = "fp64";
   plan.numerics = numerics_from_precision("fp64");
@@ -139,6 +141,28 @@ TEST_P(ParallelEngine, ComputesTheReferencesGradientsAndUpdatesInDouble) {
   }
 }
 
+TEST_P(ParallelEngine, EvaluatesTheLossThatTrainingReportsWithoutDropout) {
+  GptConfig model = model_of(GetParam());
+  model.embedding_dropout = model.attention_dropout = model.residual_dropout = 0.0;
+  const TrainingPlan plan = plan_of(GetParam());
+  const SyntheticCorpus corpus(
+      {.vocabulary = model.vocabulary, .sequence = model.sequence, .seed = 3, .row_shape = RowShape::packed});
+  run_threads_world({.ranks = plan.parallel.world_size(), .deadline = std::chrono::milliseconds(20000)}, [&](Communicator& comm) {
+    Arena arena({.poison = true});
+    const auto kernels = make_cpu_kernels({});
+    Engine engine({&comm, kernels.get(), &arena, nullptr, {}, {}}, {model, plan, {}, {}, 1, 5, {}});
+    engine.store().initialise(model, Initialization::scattered, 5);
+    const BytesByCategory before = arena.ledger().current();
+    const double fewer_rows = engine.evaluate(corpus.training_batch(1, 2));
+    const double evaluated = engine.evaluate(corpus.training_batch(0, 7));
+    EXPECT_EQ(arena.ledger().current(), before);
+
+    EXPECT_NEAR(evaluated, engine.train_step(corpus.training_batch(0, 7), 0).loss, 1e-13);
+    EXPECT_GT(fewer_rows, 1.0);
+    EXPECT_EQ(arena.ledger().current(), before);
+  });
+}
+
 TEST_P(ParallelEngine, RunsProgramsThatTheCheckerProves) {
   const GptConfig model = model_of(GetParam());
   const TrainingPlan plan = plan_of(GetParam());
@@ -189,6 +213,30 @@ INSTANTIATE_TEST_SUITE_P(
                .sequence_parallel = true,
                .experts = 4,
                .choices = 2},
+        Layout{.name = "selective", .degrees = {}, .recompute = {"selective"}},
+        Layout{.name = "full", .degrees = {}, .recompute = {"full"}},
+        Layout{.name = "every3", .degrees = {}, .layers = 7, .recompute = {"full", 3}},
+        Layout{.name = "t2spselective", .degrees = {.tensor = 2}, .sequence_parallel = true, .recompute = {"selective"}},
+        Layout{.name = "t2sppfull",
+               .degrees = {.tensor = 2, .pipeline = 2},
+               .schedule = "zb-h1",
+               .sequence_parallel = true,
+               .micro_batches = 3,
+               .recompute = {"full", 2}},
+        Layout{.name = "p2c2zbvfull",
+               .degrees = {.pipeline = 2, .context = 2},
+               .schedule = "zb-v",
+               .chunks = 2,
+               .micro_batches = 5,
+               .layers = 6,
+               .recompute = {"full"}},
+        Layout{.name = "d2e2full", .degrees = {.data = 2, .expert = 2}, .experts = 4, .choices = 2, .recompute = {"full"}},
+        Layout{.name = "d2e2c2t2selective",
+               .degrees = {.data = 2, .tensor = 2, .context = 2, .expert = 2},
+               .sequence_parallel = true,
+               .experts = 4,
+               .choices = 2,
+               .recompute = {"selective"}},
         Layout{.name = "d2e2p2", .degrees = {.data = 2, .pipeline = 2, .expert = 2}, .experts = 2, .choices = 2}),
     [](const auto& layout) { return layout.param.name; });
 

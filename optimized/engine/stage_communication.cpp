@@ -8,7 +8,7 @@
 
 namespace tandem {
 
-void GptStage::communicate(const Operation& op) {
+void GptStage::do_communicate(const Operation& op) {
   const bool forward = op.phase == Phase::forward;
   // Ranks of tensor and context groups have the same rows: with none, all of them have nothing to say.
   const bool all_alike = op.axis == GroupAxis::tensor || op.axis == GroupAxis::context;

@@ -105,16 +105,17 @@ void GptStage::route(const Operation& op) {
     const std::int64_t row = token / shape.local_tokens;
     const std::int64_t first = routing.choices[i] * slots.own + row * slots.per_row;
     if (kept[i] < 0) {
-      ++totals_.dropped;
+      totals_.dropped += recomputing_ ? 0 : 1;
       // What an expert has no room for contributes nothing; it must not get another token's result.
       if (context_.pitfalls.on(Pitfall::dropped_token_takes_slot_zero)) routing.slots[i] = static_cast<std::int32_t>(first);
       continue;
     }
-    ++totals_.kept;
+    totals_.kept += recomputing_ ? 0 : 1;
     const std::int64_t slot = first + used[static_cast<std::size_t>(row * model_.experts + routing.choices[i])]++;
     routing.slots[i] = static_cast<std::int32_t>(slot);
     routing.slot_tokens[static_cast<std::size_t>(slot)] = static_cast<std::int32_t>(token);
   }
+  if (recomputing_) return;  // counted in the forward pass
   const BlockActivations a = block(op);
   totals_.auxiliary_loss +=
       auxiliary_loss_share(a.probabilities, shape, routing.first_choice_share, model_.auxiliary_loss_weight, inputs_.global_rows);
@@ -166,6 +167,10 @@ void GptStage::experts(const Operation& op) {
   const std::int64_t received = expert_slots(local_, at(op.micro_batch).shape).received;
   if (received == 0) return;
   const BlockActivations a = block(op);
+  if (recomputing_ && storage_of(op, op.layer).inside) {
+    k.gelu_forward(a.fc_out.flat(), a.gelu_out.flat());
+    return;
+  }
   const PassWorkspace w = workspace(op);
   const bool remote = local_.expert_ranks > 1;
   const bool forward = op.phase == Phase::forward;

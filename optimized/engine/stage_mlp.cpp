@@ -14,11 +14,16 @@ void GptStage::mlp(const Operation& op) {
     trace(op, traced_name(op, what), values, Tokens::all, {{local_.tensor_rank * width, (local_.tensor_rank + 1) * width}},
           model_.mlp_width());
   };
+  if (recomputing_ && storage_of(op, op.layer).inside) {
+    k.gelu_forward(a.fc_out, a.gelu_out);
+    return;
+  }
   if (op.phase == Phase::forward) {
     const bool early = local_.tensor_ranks == 1 || context_.pitfalls.on(Pitfall::row_bias_on_every_rank);
     k.linear_gelu_forward(a.norm2_out, parameter(p.fc_weight), parameter(p.fc_bias), a.fc_out, a.gelu_out);
     trace_wide("mlp.c_fc", a.fc_out);
     trace_wide("mlp.gelu", a.gelu_out);
+    if (recomputing_ && storage_of(op, op.layer).out) return;  // the output was kept
     k.linear_forward(a.gelu_out, parameter(p.projection_weight), early ? parameter(p.projection_bias) : TensorView(),
                      local_.sequence_parallel ? workspace(op).partial : a.out);
     return;

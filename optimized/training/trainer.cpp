@@ -21,13 +21,12 @@ class RankTrainer {
  public:
   RankTrainer(const TrainOptions& options, Communicator& comm, TrainReport& report)
       : options_(options),
-        comm_(comm),
+        comm_(watched(comm)),
         report_(report),
         arena_({.poison = options.poison}),
         kernels_(make_cpu_kernels({.threads = options.config.plan.threads_per_rank, .pitfalls = options.pitfalls})),
         engine_(context(), engine_options(options.config)) {
     timeline_.set_enabled(options.record_timeline);
-    comm_.set_timeline(&timeline_);
   }
 
   void run() {
@@ -51,6 +50,11 @@ class RankTrainer {
   }
 
  private:
+  // Before the engine splits it: the groups of each axis record where their world does.
+  Communicator& watched(Communicator& comm) {
+    comm.set_timeline(&timeline_);
+    return comm;
+  }
   [[nodiscard]] RankContext context() { return {&comm_, kernels_.get(), &arena_, &timeline_, options_.pitfalls}; }
   [[nodiscard]] bool leads() const { return comm_.rank() == 0; }
   static bool due(std::int64_t done, std::int64_t every) { return every > 0 && done % every == 0; }
@@ -126,9 +130,9 @@ class RankTrainer {
   }
 
   const TrainOptions& options_;
-  Communicator& comm_;
-  TrainReport& report_;
   Timeline timeline_;
+  Communicator& comm_;  // records in timeline_
+  TrainReport& report_;
   Arena arena_;
   std::unique_ptr<Kernels> kernels_;
   Engine engine_;
