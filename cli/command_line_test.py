@@ -78,6 +78,9 @@ class CommandLine(unittest.TestCase):
     def test_more_ranks_than_rows(self):
         self.refused("train", "--set", "data=9", "--set", "rows=8", says=["data is 9", "8 rows"])
 
+    def test_more_micro_batches_than_rows(self):
+        self.refused("train", "--set", "micro_batches=1000000", "--set", "rows=8", says=["micro_batches is 1000000", "8 rows"])
+
     def test_misspelled_key_in_a_file(self):
         self.refused("train", self.path("c.json", b'{"model": {"hiden": 64}}'), says=["model.hiden", "c.json", "model.hidden"])
 
@@ -168,9 +171,26 @@ class CommandLine(unittest.TestCase):
         again = self.run_tandem("train", "--resume", out, "--steps", "6")
         self.assertEqual(again.returncode, 0, again.stderr)
         self.assertIn("step-00000006", again.stdout)
+        other_layout = self.run_tandem("train", "--resume", out, "--steps", "8", "--set", "tensor=2", "--set", "context=2")
+        self.assertEqual(other_layout.returncode, 0, other_layout.stderr)
+        for setting in ("layers=2", "heads=1", "tied=false"):
+            self.refused("train", "--resume", out, "--steps", "9", "--set", setting, says=["--resume", "model"])
+        self.refused("train", "--resume", out, "--steps", "9", "--set", "optimizer=sgd", says=["--resume", "optimizer"])
         said = self.run_tandem("generate", "--checkpoint", out, "--prompt", "the ", "--tokens", "9")
         self.assertEqual(said.returncode, 0, said.stderr)
         self.assertTrue(said.stdout.startswith("the "))
+
+    def test_training_with_experts_reports_what_was_dropped(self):
+        done = self.run_tandem("train", "--steps", "2", "--json", self.path("r.json"), *SMALL, "--set", "experts=4", "--set", "data=2",
+                               "--set", "expert=2", "--set", "rows=2", "--set", "capacity_factor=0.5")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("assignments dropped", done.stdout)
+        with open(self.path("r.json")) as file:
+            experts = json.load(file)["experts"]
+        self.assertGreater(experts["auxiliary_loss"][0], 0)
+        for kept, dropped in zip(experts["kept_assignments"], experts["dropped_assignments"], strict=True):
+            self.assertEqual(kept + dropped, 2 * 16)
+            self.assertGreater(dropped, 0)
 
     def test_prepared_data_trains_like_its_text(self):
         text = self.path("t.txt", b"the quick brown fox jumps over the lazy dog. " * 60)

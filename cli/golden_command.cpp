@@ -42,7 +42,11 @@ int golden_action(const GoldenArguments& arguments) {
       throw InputError(
           fmt::format("{}: a step of this set has {} rows; --set rows cannot change that", folder, golden_batch(set).rows));
     }
-    require_legal(config.plan, set.model);
+    try {
+      require_legal(config.plan, set.model);
+    } catch (const InputError& error) {
+      throw InputError(fmt::format("{}: {}", folder, error.what()));
+    }
     for (const GoldenOutcome& outcome :
          {run_golden_reference(set, config.plan.precision), run_golden_engine(set, config.plan, PitfallSet())}) {
       print_outcome(set, outcome, arguments.all);

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <ctime>
 #include <exception>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -67,6 +68,8 @@ int run(tandem::CommandLine& line, int argc, char** argv) {
     return line.action();
   } catch (const tandem::InputError& error) {
     return report(error.what(), tandem::kBadInput);
+  } catch (const std::bad_alloc&) {
+    return report("no memory for a run of this size; lower its model, rows or ranks", tandem::kRunBroke);
   } catch (const std::exception& error) {
     return report(error.what(), tandem::kRunBroke);
   }

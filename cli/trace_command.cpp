@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <filesystem>
 #include <memory>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -65,7 +67,18 @@ int compare_action(const CompareTraces& arguments) {
   return good ? kGood : kCheckFailed;
 }
 
+// What is written takes the place of what is in the folder: never of what is read.
+void require_other_folder(const std::string& out, const std::vector<std::string>& traces) {
+  for (const std::string& trace : traces) {
+    std::error_code error;
+    if (std::filesystem::equivalent(out, trace, error)) {
+      throw InputError(fmt::format("--out {}: that is the trace itself, which would be lost; name another folder", out));
+    }
+  }
+}
+
 int merge_action(const MergeTraces& arguments) {
+  require_other_folder(arguments.out, arguments.traces);
   require_writable_folder(arguments.out, "--out");
   const std::vector<std::filesystem::path> folders(arguments.traces.begin(), arguments.traces.end());
   const auto merge = [&](const TraceReader& trace) {
@@ -81,6 +94,7 @@ int merge_action(const MergeTraces& arguments) {
 }
 
 int reference_action(const ReferenceTrace& arguments) {
+  require_other_folder(arguments.out, {arguments.trace});
   require_writable_folder(arguments.out, "--out");
   {
     ProgressLine progress;

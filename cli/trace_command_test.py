@@ -130,6 +130,16 @@ class Trace(unittest.TestCase):
         self.assertIn("masks are those of another program",
                       self.run_trace(2, "compare", self.write("b", self.embedding, dropout="other")))
         self.run_trace(2, "merge", self.path("b"))
+        deep = self.write("c", self.embedding, model=MODEL | {"n_layer": 1000000000})
+        self.assertIn('field "n_layer"', self.run_trace(2, "compare", deep))
+
+    def test_a_trace_is_not_overwritten_by_what_is_made_of_it(self):
+        trace = self.write("a", self.embedding)
+        for command in ("reference", "merge"):
+            self.assertIn("the trace itself", self.run_trace(2, command, trace, "--out", trace + "/"))
+        self.run_trace(0, "compare", trace)
+
+    def test_a_command_is_needed(self):
         self.run_trace(2)
 
     def test_help_shows_examples(self):

@@ -38,6 +38,35 @@ struct Plan {
   std::string output;  // folder of checkpoints; empty: none
 };
 
+// Everything else may change on the way: layout, rows, precision, dropout, schedule. What the checkpoint's numbers mean may not.
+void require_same_run(const RunConfig& saved, const RunConfig& wanted) {
+  GptConfig model = wanted.model;
+  model.embedding_dropout = saved.model.embedding_dropout;
+  model.attention_dropout = saved.model.attention_dropout;
+  model.residual_dropout = saved.model.residual_dropout;
+  if (!(model == saved.model)) {
+    throw InputError("--resume: --set may not change the model of the checkpoint, only its dropout; start a new run for another");
+  }
+  if (wanted.optimizer.kind != saved.optimizer.kind) {
+    throw InputError(
+        "--resume: --set optimizer may not change; the checkpoint holds the state of the one that it was saved with");
+  }
+}
+
+void require_work_for_all(const TrainingPlan& plan) {
+  if (plan.parallel.data > plan.batch.rows) {
+    throw InputError(fmt::format(
+        "plan.data is {} but a step has only {} rows (plan.rows), so some ranks would never work; raise rows or lower data",
+        plan.parallel.data, plan.batch.rows));
+  }
+  if (plan.batch.micro_batches > plan.batch.rows) {
+    throw InputError(
+        fmt::format("plan.micro_batches is {} but a step has only {} rows (plan.rows), so some would be empty; raise rows or "
+                    "lower micro_batches",
+                    plan.batch.micro_batches, plan.batch.rows));
+  }
+}
+
 Plan resolve(const TrainArguments& arguments) {
   Plan plan;
   plan.data = "synthetic";
@@ -54,16 +83,14 @@ Plan resolve(const TrainArguments& arguments) {
   } else if (!arguments.config_file.empty()) {
     plan.config = read_config(arguments.config_file);
   }
+  const RunConfig saved = plan.config;
   for (const std::string& setting : arguments.settings) set_option(plan.config, setting);
+  if (plan.resume) require_same_run(saved, plan.config);
   if (arguments.steps > 0) plan.config.steps = arguments.steps;
   if (!arguments.data.empty()) plan.data = arguments.data;
   validate(plan.config.model);
   require_legal(plan.config.plan, plan.config.model);
-  if (plan.config.plan.parallel.data > plan.config.plan.batch.rows) {
-    throw InputError(fmt::format(
-        "plan.data is {} but a step has only {} rows (plan.rows), so some ranks would never work; raise rows or lower data",
-        plan.config.plan.parallel.data, plan.config.plan.batch.rows));
-  }
+  require_work_for_all(plan.config.plan);
   return plan;
 }
 

@@ -26,6 +26,18 @@ nlohmann::json by_category(const BytesByCategory& bytes) {
   return json;
 }
 
+nlohmann::json experts_json(const TrainReport& report) {
+  nlohmann::json json = {{"auxiliary_loss", nlohmann::json::array()},
+                         {"kept_assignments", nlohmann::json::array()},
+                         {"dropped_assignments", nlohmann::json::array()}};
+  for (const StepResult& step : report.steps) {
+    json["auxiliary_loss"].push_back(step.auxiliary_loss);
+    json["kept_assignments"].push_back(step.kept_assignments);
+    json["dropped_assignments"].push_back(step.dropped_assignments);
+  }
+  return json;
+}
+
 }  // namespace
 
 TrainSummary summarise_training(const TrainReport& report, const RunConfig& config, std::int64_t sequence) {
@@ -70,31 +82,32 @@ std::string train_report_json(const TrainReport& report, const TrainSummary& sum
   }
   nlohmann::json validation = nlohmann::json::array();
   for (const auto& [step, loss] : report.validation_losses) validation.push_back({{"steps_done", step}, {"loss", loss}});
-  const nlohmann::json json = {{"schema_version", 1},
-                               {"config", nlohmann::json::parse(to_json(config))},
-                               {"data", data},
-                               {"first_step", report.first_step},
-                               {"interrupted", report.interrupted},
-                               {"loss", losses},
-                               {"gradient_norm", norms},
-                               {"validation", validation},
-                               {"step_seconds",
-                                {{"median", summary.step_seconds_median},
-                                 {"p10", summary.step_seconds_p10},
-                                 {"p90", summary.step_seconds_p90},
-                                 {"samples", report.step_seconds}}},
-                               {"warm_up_steps", kWarmUpSteps},
-                               {"tokens_per_second", summary.tokens_per_second},
-                               {"model_flops_per_second", summary.model_flops_per_second},
-                               {"flops_convention", kFlopsConvention},
-                               {"communication", {{"busy_share", summary.busy_share}, {"exposed_share", summary.exposed_share}}},
-                               {"peak_bytes", by_category(summary.peak_bytes)},
-                               {"predicted_bytes", by_category(summary.predicted_bytes)},
-                               {"kernels",
-                                {{"backend", report.kernels.backend},
-                                 {"instruction_set", report.kernels.instruction_set},
-                                 {"matrix_library", report.kernels.matrix_library},
-                                 {"notes", report.kernels.notes}}}};
+  nlohmann::json json = {{"schema_version", 1},
+                         {"config", nlohmann::json::parse(to_json(config))},
+                         {"data", data},
+                         {"first_step", report.first_step},
+                         {"interrupted", report.interrupted},
+                         {"loss", losses},
+                         {"gradient_norm", norms},
+                         {"validation", validation},
+                         {"step_seconds",
+                          {{"median", summary.step_seconds_median},
+                           {"p10", summary.step_seconds_p10},
+                           {"p90", summary.step_seconds_p90},
+                           {"samples", report.step_seconds}}},
+                         {"warm_up_steps", kWarmUpSteps},
+                         {"tokens_per_second", summary.tokens_per_second},
+                         {"model_flops_per_second", summary.model_flops_per_second},
+                         {"flops_convention", kFlopsConvention},
+                         {"communication", {{"busy_share", summary.busy_share}, {"exposed_share", summary.exposed_share}}},
+                         {"peak_bytes", by_category(summary.peak_bytes)},
+                         {"predicted_bytes", by_category(summary.predicted_bytes)},
+                         {"kernels",
+                          {{"backend", report.kernels.backend},
+                           {"instruction_set", report.kernels.instruction_set},
+                           {"matrix_library", report.kernels.matrix_library},
+                           {"notes", report.kernels.notes}}}};
+  if (config.model.experts > 0) json["experts"] = experts_json(report);
   return json.dump(2) + "\n";
 }
 
@@ -102,6 +115,11 @@ void print_train_summary(const TrainReport& report, const TrainSummary& summary)
   fmt::print("{} steps in {:.1f} s: {:.0f} tokens/s, {:.1f} GFLOP/s, step {:.1f} ms (p10 {:.1f}, p90 {:.1f})\n",
              report.steps.size(), report.wall_seconds, summary.tokens_per_second, 1e-9 * summary.model_flops_per_second,
              1e3 * summary.step_seconds_median, 1e3 * summary.step_seconds_p10, 1e3 * summary.step_seconds_p90);
+  const StepResult& last = report.steps.back();
+  if (const std::int64_t assignments = last.kept_assignments + last.dropped_assignments; assignments > 0) {
+    fmt::print("experts: {:.1f} % of the last step's assignments dropped, auxiliary loss {:.4f}\n",
+               100 * share(last.dropped_assignments, assignments), last.auxiliary_loss);
+  }
   if (report.spans_by_rank.size() > 1) {
     fmt::print("communication: {:.1f} % of a step, {:.1f} % exposed\n", 100 * summary.busy_share, 100 * summary.exposed_share);
   }

@@ -24,13 +24,16 @@ std::string_view name(GroupAxis axis) {
 
 ProcessGrid::ProcessGrid(const TrainingPlan& plan) : degrees_(plan.parallel) {
   std::vector<Axis> order;
-  std::string_view rest = plan.rank_order;
-  while (!rest.empty()) {
-    const std::size_t dash = std::min(rest.find('-'), rest.size());
-    const auto found = std::find(kAxisNames.begin(), kAxisNames.end(), rest.substr(0, dash));
-    if (found != kAxisNames.end()) order.push_back(static_cast<Axis>(found - kAxisNames.begin()));
-    rest.remove_prefix(std::min(dash + 1, rest.size()));
-    if (found == kAxisNames.end()) break;
+  const std::string_view text = plan.rank_order;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t dash = std::min(text.find('-', begin), text.size());
+    const auto found = std::find(kAxisNames.begin(), kAxisNames.end(), text.substr(begin, dash - begin));
+    if (found == kAxisNames.end()) {
+      order.clear();
+      break;
+    }
+    order.push_back(static_cast<Axis>(found - kAxisNames.begin()));
+    begin = dash + 1;
   }
   std::vector<Axis> sorted = order;
   std::sort(sorted.begin(), sorted.end());

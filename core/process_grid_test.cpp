@@ -129,9 +129,9 @@ TEST(ProcessGrid, FirstAndLastStageShareTheTiedEmbedding) {
 }
 
 TEST(ProcessGrid, RefusesOrdersThatDoNotNameEachAxisOnce) {
-  for (const std::string order :
-       {"", "tensor", "tensor-context-data", "tensor-context-data-data", "tensor-context-data-pipeline-tensor",
-        "tensor_context_data_pipeline", "tensor-context-data-pipe"}) {
+  for (const std::string order : {"", "tensor", "tensor-context-data", "tensor-context-data-data",
+                                  "tensor-context-data-pipeline-tensor", "tensor-context-data-pipeline-expert",
+                                  "tensor-context-data-pipeline-", "tensor_context_data_pipeline", "tensor-context-data-pipe"}) {
     try {
       const ProcessGrid grid(plan_of({}, order));
       ADD_FAILURE() << "accepts '" << order << "'";

@@ -92,6 +92,9 @@ int small(const Node& node, std::string_view field) {
   return static_cast<int>(node.integer(field, 1, std::numeric_limits<std::int32_t>::max()));
 }
 
+// Every layer is looked up by name: a number that no model has is refused before that takes hours.
+constexpr std::int64_t kMostLayers = 100'000;
+
 GptConfig read_model(const Node& node) {
   if (node.has("model_type") && node.text("model_type") != "gpt2") {
     node.refuse("model_type", fmt::format(R"(is "{}", only "gpt2" can be computed)", node.text("model_type")));
@@ -106,7 +109,7 @@ GptConfig read_model(const Node& node) {
   model.vocabulary = small(node, "vocab_size");
   model.sequence = small(node, "n_positions");
   model.hidden = small(node, "n_embd");
-  model.layers = small(node, "n_layer");
+  model.layers = static_cast<int>(node.integer("n_layer", 1, kMostLayers));
   model.heads = small(node, "n_head");
   model.mlp_hidden = node.integer_or("n_inner", 0);
   if (model.mlp_hidden == 4 * model.hidden) model.mlp_hidden = 0;  // so that models are equal where they are the same

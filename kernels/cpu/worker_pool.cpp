@@ -2,6 +2,9 @@
 #include "kernels/cpu/worker_pool.h"
 
 #include <limits>
+#include <system_error>
+
+#include <fmt/format.h>
 
 #include "core/error.h"
 
@@ -35,10 +38,18 @@ void spin_while(const std::atomic<std::int32_t>& value, std::int32_t old, int yi
 }  // namespace
 
 WorkerPool::WorkerPool(int threads) {
-  for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+  try {
+    for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+  } catch (const std::system_error&) {
+    const std::size_t started = workers_.size() + 1;
+    stop();
+    throw IoError(fmt::format("the system starts only {} of {} threads; lower threads_per_rank", started, threads));
+  }
 }
 
-WorkerPool::~WorkerPool() {
+WorkerPool::~WorkerPool() { stop(); }
+
+void WorkerPool::stop() noexcept {
   stopping_.store(true, std::memory_order_relaxed);
   calls_.fetch_add(1, std::memory_order_release);
   calls_.notify_all();

@@ -21,6 +21,7 @@ namespace tandem::cpu {
 /// loop.
 class WorkerPool {
  public:
+  /// Throws IoError where the system does not start that many.
   explicit WorkerPool(int threads);
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
@@ -56,6 +57,7 @@ class WorkerPool {
   void share(std::int64_t count, Task task, void* context);
   void claim_and_do(int thread);
   void work(int thread);
+  void stop() noexcept;
 
   Task task_ = nullptr;
   void* context_ = nullptr;

@@ -96,6 +96,8 @@ Envelope envelope_of(const Operation& op, const StepInputs& inputs, const Pitfal
 // The pipeline communicator numbers ranks by their place in the pipeline.
 void GptStage::send_message(const Operation& op) {
   const TensorView data = op.phase == Phase::forward ? chunk_output(op) : stream(op);
+  // Both ends know that a micro-batch without rows has no message; several of them would share one address.
+  if (data.num_elements() == 0) return;
   // The memory belongs to the message until it has arrived.
   if (context_.pitfalls.on(Pitfall::send_buffer_reused_early)) context_.kernels->fill(data.rows(0, (data.dim(0) + 1) / 2), 0.0);
   const CommOptions options{op.purpose, to_string(op), Progress::background, static_cast<int>(inputs_.step)};
@@ -106,6 +108,7 @@ void GptStage::send_message(const Operation& op) {
 
 void GptStage::receive_message(const Operation& op) {
   const CommOptions options{op.purpose, to_string(op), Progress::on_wait, static_cast<int>(inputs_.step)};
+  if (message(op).num_elements() == 0) return;
   const int from = groups_.grid().coordinates(op.peer).pipeline;
   groups_.of(GroupAxis::pipeline).recv(message(op), from, envelope_of(op, inputs_, context_.pitfalls), options).wait_host();
 }
