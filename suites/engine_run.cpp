@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The optimized side of a pair, on threads of this process.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -20,6 +21,9 @@
 
 namespace tandem {
 namespace {
+
+// Of a communication: a small model is never so slow, and a rank that waits in vain should not wait long.
+constexpr std::chrono::milliseconds kDeadline{20000};
 
 using View = TensorView (ParameterStore::*)(std::size_t) const;
 
@@ -224,7 +228,8 @@ EngineRun engine_run(const PairInputs& inputs, const RunContext& context, const 
   result.peak_bytes.resize(static_cast<std::size_t>(ranks));
   result.rows.resize(static_cast<std::size_t>(ranks));
   Collector collector(inputs, result.evidence);
-  run_threads_world({.ranks = ranks}, [&](Communicator& comm) { RankRun(inputs, context, comm, collector, result).run(); });
+  run_threads_world({.ranks = ranks, .deadline = kDeadline},
+                    [&](Communicator& comm) { RankRun(inputs, context, comm, collector, result).run(); });
   // In order of execution: the norm of step 0 follows its gradients, the series end the record.
   const std::vector<StageEvidence> series = std::exchange(result.evidence.stages, {});
   collector.finish({kInitialParameters, kGradients});
@@ -242,7 +247,7 @@ EngineRun engine_run(const PairInputs& inputs, const RunContext& context, const 
 }
 
 void trace_one_step(const PairInputs& inputs, const RunContext& context, TraceRecorder& trace) {
-  run_threads_world({.ranks = inputs.plan.parallel.world_size()}, [&](Communicator& comm) {
+  run_threads_world({.ranks = inputs.plan.parallel.world_size(), .deadline = kDeadline}, [&](Communicator& comm) {
     Arena arena({.poison = true});
     const auto kernels = make_cpu_kernels({.threads = inputs.plan.threads_per_rank, .pitfalls = context.pitfalls});
     Engine engine({&comm, kernels.get(), &arena, nullptr, context.pitfalls, trace.sink(comm.rank())},

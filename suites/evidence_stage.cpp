@@ -9,7 +9,6 @@ namespace tandem {
 
 StageEvidence make_stage(const PairInputs& inputs, std::string_view stage, int step, std::vector<StageTensor> tensors) {
   constexpr std::string_view kFusedBias = "attn.c_attn.bias";
-  constexpr std::string_view kThirds[] = {"[query]", "[key]", "[value]"};
   // The longest sum behind any element: over the tokens of the batch, a row of the widest matrix, or the vocabulary.
   const std::int64_t tokens = inputs.plan.batch.rows * inputs.data->sequence();
   const auto longest = static_cast<double>(std::max({tokens, inputs.model.mlp_width(), inputs.model.vocabulary}));
@@ -22,10 +21,11 @@ StageEvidence make_stage(const PairInputs& inputs, std::string_view stage, int s
       continue;
     }
     const auto third = static_cast<std::ptrdiff_t>(tensor.values.size() / 3);
-    for (std::ptrdiff_t i = 0; i < 3; ++i) {
-      const auto begin = tensor.values.begin() + i * third;
-      evidence.tensors.push_back({tensor.name + std::string(kThirds[i]), {begin, begin + third}, longest, i == 1});
-    }
+    const auto begin = tensor.values.begin();
+    std::vector<double> query_value(begin, begin + third);
+    query_value.insert(query_value.end(), begin + 2 * third, tensor.values.end());
+    evidence.tensors.push_back({tensor.name + "[query, value]", std::move(query_value), longest, false});
+    evidence.tensors.push_back({tensor.name + "[key]", {begin + third, begin + 2 * third}, longest, true});
   }
   return evidence;
 }

@@ -2,6 +2,7 @@
 // Hybrid parallelism: every axis with every other. Faults of compositions need two or three options to meet, so the cases are a
 // covering array of the options. docs/techniques/hybrid_parallel.md
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include <fmt/format.h>
@@ -9,6 +10,7 @@
 #include "optimized/engine/lower.h"
 #include "reference/hybrid_parallel.h"
 #include "suites/benefits.h"
+#include "suites/expert_ledger.h"
 #include "suites/hybrid_options.h"
 #include "suites/hybrid_rows.h"
 #include "suites/parallel_cases.h"
@@ -41,8 +43,24 @@ Property rows_ledger(const PairInputs& inputs, const EngineRun& run) {
           ""};
 }
 
+// What a trace says of the tensors of a step must be right where the step is: or a fault would be located in the wrong place.
+Property trace_agrees(const PairInputs& inputs) {
+  const std::optional<Localisation> first = localise(inputs, {});
+  return {"traced_error_over_bound",
+          first ? first->error_over_bound : 0,
+          Relation::at_most,
+          1,
+          "every traced activation and gradient of one step, by name and slice, against the reference's",
+          0,
+          first ? first->tensor : ""};
+}
+
 std::vector<Property> properties(const PairInputs& inputs, const EngineRun& run) {
-  std::vector<Property> all = {rows_ledger(inputs, run)};
+  std::vector<Property> all = {rows_ledger(inputs, run), trace_agrees(inputs)};
+  if (inputs.model.experts > 0) {
+    const std::vector<Property> ledger = expert_ledger(inputs, run);
+    all.insert(all.end(), ledger.begin(), ledger.end());
+  }
   all.push_back(sent_as_programmed(inputs, run.measured, Purpose::activation));
   all.push_back(sent_as_programmed(inputs, run.measured, Purpose::gradient));
   all.push_back(state_as_predicted(inputs, run.measured));
@@ -93,6 +111,7 @@ std::vector<Property> grid_is_the_definition() {
         TrainingPlan plan;
         plan.parallel = degrees;
         plan.rank_order = order;
+        plan.pipeline.schedule = world % 2 == 0 ? "zb-v" : "1f1b";  // whose last stage is on the first rank
         const ProcessGrid grid(plan);
         const reference::HybridGrid definition = reference::hybrid_grid(plan);
         ++grids;
@@ -169,6 +188,12 @@ void add_hybrid_parallel_cases(CaseList& cases) {
                                               .experts = 4,
                                               .choices = 2,
                                               .micro_batches = 2});
+  // Rows shorter than the model's, whose masks are keyed by places in the model's; and more tokens than the head takes at once.
+  add("tensor2/context2/short_rows/fp32", {.degrees = {.tensor = 2, .context = 2}, .rows = 50, .row_tokens = 13});
+  add("tensor2/context2/sequence/short_rows/fp32",
+      {.degrees = {.tensor = 2, .context = 2}, .sequence_parallel = true, .rows = 50, .row_tokens = 13});
+  add("data2/context2/expert2/short_rows/fp32",
+      {.degrees = {.data = 2, .context = 2, .expert = 2}, .experts = 4, .choices = 2, .micro_batches = 2, .row_tokens = 13});
   const HybridOptions options;
   for (const auto& [name, variant] : options.named(kQuickRows)) cases.push_back(parallel_case(kSuite, name, variant, properties));
   for (const auto& [name, variant] : options.named(kMoreRows)) {

@@ -81,7 +81,7 @@ PairInputs inputs_of(const ParallelVariant& variant, const RunContext& context) 
   inputs.initialization = variant.initialization;
   inputs.optimizer_frozen = context.pitfalls.on(Pitfall::both_sides_frozen);
   inputs.data = std::make_shared<SyntheticCorpus>(SyntheticOptions{.vocabulary = inputs.model.vocabulary,
-                                                                   .sequence = inputs.model.sequence,
+                                                                   .sequence = variant.row_tokens,
                                                                    .seed = context.seed,
                                                                    .row_shape = variant.row_shape});
   if (context.pitfalls.on(Pitfall::same_batch_on_every_rank) && variant.degrees.data > 1) {

@@ -24,6 +24,7 @@ struct ParallelVariant {
   std::int64_t rows = 11;
   int layers = 2;
   std::int64_t vocabulary = 61;
+  std::int64_t row_tokens = 17;  ///< of the batch; the model has 17 positions
   double dropout = 0.1;
   RowShape row_shape = RowShape::skewed;
   std::int64_t bucket_bytes = 0;
