@@ -36,7 +36,7 @@ TEST_P(ContextRanks, GiveTheGradientOfOneDevice) {
   const auto got = context_parallel_gradients(model_, parameters_, batch_, layout(), pass_);
 
   EXPECT_NEAR(got.loss, expected.loss, 1e-12 * expected.loss);
-  EXPECT_LE(worst_tensor_deviation(got.gradients, expected.gradients), 1e-12);
+  EXPECT_LE(worst_deviation(got.gradients, expected.gradients), 1e-12);
 }
 
 TEST_P(ContextRanks, ExchangeWhatTheFormulaSays) {

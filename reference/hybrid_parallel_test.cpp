@@ -312,7 +312,7 @@ TEST_P(HybridSteps, OfDataAndPipelineGiveTheGradientOfOneDevice) {
     for (std::size_t r = 0; r < sums.size(); ++r) {
       if (grid.ranks[r].data == d) of_pipeline[static_cast<std::size_t>(grid.ranks[r].pipeline)] = sums[r];
     }
-    EXPECT_LE(worst_tensor_deviation(joined_stages(model_, layout.stages, of_pipeline), expected_.gradients), 1e-12);
+    EXPECT_LE(worst_deviation(joined_stages(model_, layout.stages, of_pipeline), expected_.gradients), 1e-12);
     EXPECT_EQ(of_pipeline[0].gradients.at("wte.weight"), of_pipeline[1].gradients.at("wte.weight"));
   }
 }
@@ -338,7 +338,7 @@ TEST_P(HybridSteps, OfDataAndTensorGiveTheGradientOfOneDevice) {
       for (std::size_t r = 0; r < sums.size(); ++r) {
         if (grid.ranks[r].data == d) of_tensor[static_cast<std::size_t>(grid.ranks[r].tensor)] = sums[r];
       }
-      EXPECT_LE(worst_tensor_deviation(joined_tensors(model_, of_tensor), expected_.gradients), 1e-12);
+      EXPECT_LE(worst_deviation(joined_tensors(model_, of_tensor), expected_.gradients), 1e-12);
     }
   }
 }

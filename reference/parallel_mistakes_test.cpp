@@ -34,7 +34,7 @@ class ParallelMistake : public testing::Test {
   OneDeviceStep expected_ = one_device_step(model_, parameters_, batch_, pass_);
 
   [[nodiscard]] double deviation(const NamedTensors<double>& gradients) const {
-    return worst_tensor_deviation(gradients, expected_.gradients);
+    return worst_deviation(gradients, expected_.gradients);
   }
 
   /// One step whose gradient of the logits `spoil` may change.
@@ -295,7 +295,7 @@ double deviation_with_groups_of(const std::string& rank_order, const GptConfig& 
     all_reduce_sum(group);
     of_data_0[static_cast<std::size_t>(at.tensor)] = group.front();
   }
-  return worst_tensor_deviation(joined_tensors(model, of_data_0), expected);
+  return worst_deviation(joined_tensors(model, of_data_0), expected);
 }
 
 TEST_F(ParallelMistake, GroupsOfATransposedGridAddSlicesThatDoNotBelongTogether) {

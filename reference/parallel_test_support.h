@@ -46,15 +46,4 @@ inline OneDeviceStep one_device_step(const GptConfig& model, const NamedTensors<
   return step;
 }
 
-/// Largest relative L2 over all tensors. The keys' bias has a true gradient of zero: it is measured against the whole bias.
-inline double worst_tensor_deviation(const NamedTensors<double>& got, const NamedTensors<double>& expected) {
-  if (got.size() != expected.size()) return NAN;
-  double worst = 0.0;
-  for (const auto& [name, values] : expected) {
-    const double deviation = relative_l2(got.at(name), values);
-    if (!(deviation <= worst)) worst = deviation;
-  }
-  return worst;
-}
-
 }  // namespace tandem::reference

@@ -47,7 +47,7 @@ TEST_P(PipelineRanks, GiveTheGradientOfOneDevice) {
   double loss = 0.0;
   for (const auto& rank : step.ranks) loss += rank.loss;
   EXPECT_NEAR(loss, expected.loss, 1e-12 * expected.loss);
-  EXPECT_LE(worst_tensor_deviation(joined_stages(model_, layout_.stages, step.ranks), expected.gradients), 1e-12);
+  EXPECT_LE(worst_deviation(joined_stages(model_, layout_.stages, step.ranks), expected.gradients), 1e-12);
 }
 
 TEST_P(PipelineRanks, LeaveTheLossWithTheLastStage) {
@@ -126,7 +126,7 @@ TEST(PipelineParallel, CarriesTheAuxiliaryLossOfExperts) {
   const auto layout = pipeline_stages(model, 2, {2, 3}, 3);
   const auto step = pipeline_parallel_gradients(model, parameters, batch, layout, pass);
 
-  EXPECT_LE(worst_tensor_deviation(joined_stages(model, layout.stages, step.ranks), expected.gradients), 1e-12);
+  EXPECT_LE(worst_deviation(joined_stages(model, layout.stages, step.ranks), expected.gradients), 1e-12);
 }
 
 TEST(PipelineParallel, RefusesStagesThatAreNotTheModel) {

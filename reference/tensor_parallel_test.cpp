@@ -30,7 +30,7 @@ TEST_P(TensorRanks, GiveTheGradientOfOneDevice) {
   const auto step = tensor_parallel_gradients(model_, parameters_, batch_, layout(), pass_);
 
   for (const RankGradients<double>& rank : step.ranks) EXPECT_NEAR(rank.loss, expected.loss, 1e-12 * expected.loss);
-  EXPECT_LE(worst_tensor_deviation(joined_tensors(model_, step.ranks), expected.gradients), 1e-12);
+  EXPECT_LE(worst_deviation(joined_tensors(model_, step.ranks), expected.gradients), 1e-12);
 }
 
 TEST_P(TensorRanks, AgreeOnReplicatedGradients) {
@@ -144,7 +144,7 @@ TEST(TensorParallel, WorksWhereARankHoldsPaddingAlone) {
   const auto step = tensor_parallel_gradients(model, parameters, batch, {4, true}, pass);
 
   const OneDeviceStep expected = one_device_step(model, parameters, batch, pass);
-  EXPECT_LE(worst_tensor_deviation(joined_tensors(model, step.ranks), expected.gradients), 1e-12);
+  EXPECT_LE(worst_deviation(joined_tensors(model, step.ranks), expected.gradients), 1e-12);
 }
 
 TEST(TensorParallel, WorksWithFewerTokensThanRanks) {
@@ -156,7 +156,7 @@ TEST(TensorParallel, WorksWithFewerTokensThanRanks) {
   const auto step = tensor_parallel_gradients(model, parameters, batch, {4, true}, pass);
 
   const OneDeviceStep expected = one_device_step(model, parameters, batch, pass);
-  EXPECT_LE(worst_tensor_deviation(joined_tensors(model, step.ranks), expected.gradients), 1e-12);
+  EXPECT_LE(worst_deviation(joined_tensors(model, step.ranks), expected.gradients), 1e-12);
 }
 
 TEST(TensorParallel, GivesZerosForABatchWithoutRows) {

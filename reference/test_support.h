@@ -35,6 +35,7 @@ double relative_l2(const std::vector<Real>& got, const std::vector<double>& expe
 /// Largest relative L2 over all tensors, NaN where one is. The keys' bias has a true gradient of zero: it is measured against the
 /// whole bias.
 inline double worst_deviation(const NamedTensors<double>& got, const NamedTensors<double>& expected) {
+  if (got.size() != expected.size()) return NAN;
   double worst = 0.0;
   for (const auto& [name, values] : expected) {
     const double deviation = relative_l2(got.at(name), values);

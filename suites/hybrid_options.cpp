@@ -41,22 +41,7 @@ constexpr ExpertChoice kExperts[] = {{0, 1, 1}, {4, 1, 1}, {4, 2, 2}};
 int at(const Row& row, Factor factor) { return row[factor]; }
 
 bool is_legal(const ParallelVariant& variant) {
-  TrainingPlan plan;
-  plan.parallel = variant.degrees;
-  plan.pipeline = variant.pipeline;
-  plan.sequence_parallel = variant.sequence_parallel;
-  plan.rank_order = variant.rank_order;
-  plan.batch = {variant.rows, variant.micro_batches};
-  GptConfig model;
-  model.vocabulary = variant.vocabulary;
-  model.sequence = 17;
-  model.layers = variant.layers;
-  model.hidden = 36;
-  model.heads = 12;
-  model.mlp_hidden = 60;
-  model.experts = variant.experts;
-  model.expert_choices = variant.choices;
-  return variant.degrees.world_size() <= kMostRanks && conflicts(plan, model).empty();
+  return variant.degrees.world_size() <= kMostRanks && conflicts(plan_of(variant), model_of(variant)).empty();
 }
 
 }  // namespace

@@ -42,15 +42,24 @@ OptimizerConfig own_optimizer(const PairInputs& inputs) {
   return config;
 }
 
-template <class Real>
-Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batches) {
+reference::TrainingRun reference_run(const PairInputs& inputs) {
   reference::TrainingRun run;
   run.model = inputs.model;
-  run.layout = {ranks, micro_batches};
   run.seed = inputs.seed;
   run.initialization = inputs.initialization;
-  run.batch = [&](std::int64_t step) { return inputs.data->training_batch(step, inputs.plan.batch.rows); };
+  run.optimizer = own_optimizer(inputs);
+  run.schedule = inputs.schedule;
+  run.steps = inputs.steps;
+  run.batch = [&inputs](std::int64_t step) { return inputs.data->training_batch(step, inputs.plan.batch.rows); };
+  return run;
+}
+
+template <class Real>
+Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batches) {
+  reference::TrainingRun run = reference_run(inputs);
+  run.layout = {ranks, micro_batches};
   run.optimizer = plain_sgd(inputs);
+  run.schedule = {};
   run.steps = 1;
   const auto initial = reference::initial_parameters<Real>(inputs.model, inputs.initialization, inputs.seed);
   const auto sgd = reference::train<Real>(run);

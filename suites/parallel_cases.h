@@ -35,6 +35,8 @@ struct ParallelVariant {
   RecomputeConfig recompute = {};
 };
 
+[[nodiscard]] GptConfig model_of(const ParallelVariant& variant);
+[[nodiscard]] TrainingPlan plan_of(const ParallelVariant& variant);
 [[nodiscard]] PairInputs inputs_of(const ParallelVariant& variant, const RunContext& context);
 
 /// What a case adds to the comparison: benefits and identities.

@@ -75,9 +75,7 @@ std::vector<Interval> context_intervals(const LocalModel& local, std::int64_t ro
 }
 
 std::int64_t context_tokens(const LocalModel& local, std::int64_t row_tokens, int rank) {
-  std::int64_t tokens = 0;
-  for (const Interval& chunk : context_intervals(local, row_tokens, rank)) tokens += chunk.size();
-  return tokens;
+  return context_tokens(row_tokens, local.context_ranks, rank);
 }
 
 std::int64_t visible_pairs(const LocalModel& local, std::int64_t row_tokens, int origin) {

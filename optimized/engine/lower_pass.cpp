@@ -28,32 +28,31 @@ double router_flops(const LocalModel& local, const MicroBatchShape& shape) {
 
 }  // namespace
 
-Operation Lowering::compute(const Pass& pass, Part part, int layer, double flops, int piece) {
+Operation Lowering::operation(OpKind kind, const Pass& pass, Part part, int layer) {
   Operation op;
+  op.kind = kind;
   op.phase = pass.phase;
   op.part = part;
   op.layer = layer;
   op.micro_batch = pass.micro_batch;
   op.chunk = pass.chunk;
+  return op;
+}
+
+void Lowering::compute(const Pass& pass, Part part, int layer, double flops, int piece) {
+  Operation op = operation(OpKind::compute, pass, part, layer);
   op.piece = piece;
   op.flops = flops;
-  push(op);
-  return op;
+  push(std::move(op));
 }
 
 void Lowering::communicate(const Pass& pass, Collective collective, GroupAxis axis, Part part, int layer, std::int64_t elements,
                            int piece) {
   if (grid_.group(axis, rank_).size() == 1) return;
-  Operation op;
-  op.kind = OpKind::communicate;
+  Operation op = operation(OpKind::communicate, pass, part, layer);
   op.collective = collective;
   op.axis = axis;
   op.purpose = Purpose::activation;
-  op.phase = pass.phase;
-  op.part = part;
-  op.layer = layer;
-  op.micro_batch = pass.micro_batch;
-  op.chunk = pass.chunk;
   op.piece = piece;
   op.bytes = elements * static_cast<std::int64_t>(size_bytes(plan_.numerics.storage));
   push(std::move(op));
@@ -71,14 +70,8 @@ void Lowering::gather_slices(const Pass& pass, Part part, int layer) {
 
 void Lowering::memory(OpKind kind, const Pass& pass, MemoryCategory category, Part part, int layer, std::int64_t bytes,
                       int stage) {
-  Operation op;
-  op.kind = kind;
-  op.phase = pass.phase;
+  Operation op = operation(kind, pass, part, layer);
   op.category = category;
-  op.part = part;
-  op.layer = layer;
-  op.micro_batch = pass.micro_batch;
-  op.chunk = pass.chunk;
   op.stage = stage;
   op.bytes = bytes;
   push(std::move(op));

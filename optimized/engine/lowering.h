@@ -67,7 +67,8 @@ class Lowering {
   void free_chunk(const Pass& pass);
   void take_over(const Pass& pass);
 
-  Operation compute(const Pass& pass, Part part, int layer, double flops, int piece = 0);
+  [[nodiscard]] static Operation operation(OpKind kind, const Pass& pass, Part part, int layer);
+  void compute(const Pass& pass, Part part, int layer, double flops, int piece = 0);
   void communicate(const Pass& pass, Collective collective, GroupAxis axis, Part part, int layer, std::int64_t elements,
                    int piece = 0);
   /// Sum over the tensor ranks of what `part` left, whole or, under sequence parallelism, each rank its slice.
