@@ -140,19 +140,64 @@ void add_model(std::vector<ConfigField>& fields) {
   fields.push_back(std::move(dropout));
 }
 
+// 16-bit gradients instead of fp32 ones are a choice beside the precision; either may be set first.
+void set_numerics(TrainingPlan& plan, bool gradients_as_stored) {
+  plan.numerics = numerics_from_precision(plan.precision);
+  if (gradients_as_stored) plan.numerics.accumulate = plan.numerics.reduce = plan.numerics.storage;
+}
+
+void add_precision(std::vector<ConfigField>& fields) {
+  std::vector<std::pair<std::string, std::string>> words;
+  for (const std::string_view name : precisions()) words.emplace_back(name, name);
+  ConfigField precision = choice<std::string>(
+      "plan", "precision", words, "arithmetic of the step (docs/techniques/loss_scaling.md)", in_plan(&TrainingPlan::precision));
+  precision.set = [](RunConfig& config, const FieldValue& value) {
+    config.plan.precision = std::get<std::string>(value);
+    set_numerics(config.plan, config.plan.gradients == "stored");
+  };
+  fields.push_back(std::move(precision));
+  ConfigField gradients = choice<std::string>("plan", "gradients", {{"wide", "wide"}, {"stored", "stored"}},
+                                              "sums of gradients: wide is fp32, stored what parameters are stored in",
+                                              in_plan(&TrainingPlan::gradients));
+  gradients.set = [](RunConfig& config, const FieldValue& value) {
+    config.plan.gradients = std::get<std::string>(value);
+    set_numerics(config.plan, config.plan.gradients == "stored");
+  };
+  fields.push_back(std::move(gradients));
+}
+
+void add_loss_scale(std::vector<ConfigField>& fields) {
+  const auto in_scale = [](auto member) {
+    return [member](auto& config) -> auto& { return config.plan.loss_scale.*member; };
+  };
+  fields.push_back(choice<std::string>("plan", "loss_scale",
+                                       {{"auto", "auto"}, {"none", "none"}, {"dynamic", "dynamic"}, {"static", "static"}},
+                                       "auto: dynamic for fp16, else none", in_scale(&LossScaleConfig::mode)));
+  fields.push_back(number("plan", "loss_scale_initial", kPositive, "scale of the first step; static: of all",
+                          in_scale(&LossScaleConfig::initial)));
+  fields.push_back(number("plan", "loss_scale_growth_factor", {.low = 1, .includes_low = false},
+                          "scale grows by this after loss_scale_growth_interval updates without overflow",
+                          in_scale(&LossScaleConfig::growth_factor)));
+  fields.push_back(number("plan", "loss_scale_backoff_factor",
+                          {.low = 0, .high = 1, .includes_low = false, .includes_high = false},
+                          "scale shrinks by this at an overflow", in_scale(&LossScaleConfig::backoff_factor)));
+  fields.push_back(number("plan", "loss_scale_growth_interval", kPositiveCount, "updates without overflow before the scale grows",
+                          in_scale(&LossScaleConfig::growth_interval)));
+  fields.push_back(number(
+      "plan", "fp8_history", kPositiveInt, "steps whose largest values decide the scale of an fp8 operand",
+      [](auto& config) -> auto& { return config.plan.fp8.history; }));
+  fields.push_back(number(
+      "plan", "fp8_margin", {.low = 0, .high = 16}, "powers of two that an fp8 scale leaves free",
+      [](auto& config) -> auto& { return config.plan.fp8.margin; }));
+}
+
 void add_plan(std::vector<ConfigField>& fields) {
   fields.push_back(number("plan", "data", kPositiveInt, "data-parallel ranks", degree(&ParallelDegrees::data)));
   fields.push_back(number("plan", "tensor", kPositiveInt, "tensor-parallel ranks", degree(&ParallelDegrees::tensor)));
   fields.push_back(number("plan", "pipeline", kPositiveInt, "pipeline stages", degree(&ParallelDegrees::pipeline)));
   fields.push_back(number("plan", "context", kPositiveInt, "context-parallel ranks", degree(&ParallelDegrees::context)));
   fields.push_back(number("plan", "expert", kPositiveInt, "expert-parallel ranks", degree(&ParallelDegrees::expert)));
-  ConfigField precision = choice<std::string>("plan", "precision", {{"fp32", "fp32"}, {"fp64", "fp64"}}, "arithmetic of the step",
-                                              in_plan(&TrainingPlan::precision));
-  precision.set = [](RunConfig& config, const FieldValue& value) {
-    config.plan.precision = std::get<std::string>(value);
-    config.plan.numerics = numerics_from_precision(config.plan.precision);
-  };
-  fields.push_back(std::move(precision));
+  add_precision(fields);
   fields.push_back(number("plan", "rows", kPositiveCount, "sequences per step, over all ranks", in_batch(&GlobalBatch::rows)));
   fields.push_back(number("plan", "micro_batches", kPositiveInt, "gradient accumulation: micro-batches per data rank and step",
                           in_batch(&GlobalBatch::micro_batches)));
@@ -179,7 +224,16 @@ void add_plan(std::vector<ConfigField>& fields) {
   fields.push_back(number(
       "plan", "recompute_layers", kPositiveInt, "full: layers between two that keep their input",
       [](auto& config) -> auto& { return config.plan.recompute.layers; }));
-  fields.push_back(number("plan", "zero", {.low = 0, .high = 0}, "ZeRO stage", in_plan(&TrainingPlan::zero_stage)));
+  fields.push_back(choice<std::string>("plan", "attention", {{"blocked", "blocked"}, {"materialized", "materialized"}},
+                                       "materialized: probabilities [T, T] are kept for the backward pass",
+                                       in_plan(&TrainingPlan::attention)));
+  fields.push_back(number("plan", "zero", {.low = 0, .high = 3},
+                          "ZeRO stage: 1 deals optimizer state, 2 also gradients, 3 also parameters to the data-parallel ranks",
+                          in_plan(&TrainingPlan::zero_stage)));
+  fields.push_back(choice<std::string>("plan", "offload", {{"none", "none"}, {"optimizer", "optimizer"}},
+                                       "optimizer: master weights and moments live in host memory",
+                                       in_plan(&TrainingPlan::offload)));
+  add_loss_scale(fields);
   fields.push_back(
       number("plan", "threads_per_rank", kPositiveInt, "threads inside a rank", in_plan(&TrainingPlan::threads_per_rank)));
 }

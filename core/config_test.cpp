@@ -41,12 +41,19 @@ std::string set_error(std::string_view assignment) {
 
 // A legal value that differs from the default, as JSON.
 std::string changed_value(const ConfigField& field) {
-  const FieldValue now = field.get(RunConfig{});
+  const RunConfig defaults;
+  const FieldValue now = field.get(defaults);
   switch (field.type) {
     case FieldType::flag: return std::get<bool>(now) ? "false" : "true";
     case FieldType::unsigned_integer: return "18446744073709551615";
     case FieldType::integer: return std::to_string(static_cast<std::int64_t>(field.range.high));
-    case FieldType::real: return std::get<double>(now) == 0.625 ? "0.5" : "0.625";
+    case FieldType::real: {
+      for (const char* candidate : {"0.625", "0.5", "3.5"}) {
+        const double value = std::stod(candidate);
+        if (value != std::get<double>(now) && value > field.range.low) return candidate;
+      }
+      break;
+    }
     case FieldType::text: return R"("3-2-2-1")";
     case FieldType::choice: break;
   }
@@ -59,7 +66,7 @@ TEST(ConfigFields, HaveUniqueKeysAndAMeaning) {
     EXPECT_TRUE(keys.insert(field.key).second) << field.key;
     EXPECT_FALSE(field.meaning.empty()) << field.key;
   }
-  EXPECT_EQ(keys.size(), 52U);
+  EXPECT_EQ(keys.size(), 62U);
 }
 
 TEST(ConfigFields, EachReadsBackWhatWasSetAndNothingElseMoves) {
@@ -109,7 +116,8 @@ TEST(Config, LeavesDefaultsWhereNothingIsSaid) {
 
   EXPECT_EQ(config.model.layers, 5);
   EXPECT_EQ(config.model.hidden, GptConfig{}.hidden);
-  EXPECT_EQ(config.steps, RunConfig{}.steps);
+  const RunConfig defaults;
+  EXPECT_EQ(config.steps, defaults.steps);
 }
 
 TEST(Config, PrecisionDecidesTheNumerics) {
@@ -117,6 +125,38 @@ TEST(Config, PrecisionDecidesTheNumerics) {
 
   EXPECT_EQ(config.plan.precision, "fp64");
   EXPECT_EQ(config.plan.numerics, numerics_from_precision("fp64"));
+}
+
+TEST(Config, GradientsAsStoredHoldBeforeAndAfterThePrecision) {
+  RunConfig before, after;
+  set_option(before, "gradients=stored");
+  set_option(before, "precision=fp16");
+  set_option(after, "precision=fp16");
+  set_option(after, "gradients=stored");
+
+  EXPECT_EQ(before.plan, after.plan);
+  EXPECT_EQ(before.plan.numerics.accumulate, DType::f16);
+  EXPECT_EQ(before.plan.numerics.reduce, DType::f16);
+  EXPECT_EQ(before.plan.numerics.master, DType::f32);
+
+  set_option(before, "precision=bf16");
+  EXPECT_EQ(before.plan.numerics.accumulate, DType::bf16);
+  set_option(before, "gradients=wide");
+  EXPECT_EQ(before.plan.numerics, numerics_from_precision("bf16"));
+}
+
+TEST(Config, GradientsAsStoredAreOfTheStorageUnderAutocast) {
+  const RunConfig config = config_from_json(R"({"plan": {"gradients": "stored", "precision": "fp16-autocast"}})", "x.json");
+  EXPECT_EQ(config.plan.numerics, numerics_from_precision("fp16-autocast"));
+}
+
+TEST(Config, LossScaleIsItsOwnGroupOfKeys) {
+  RunConfig config;
+  set_option(config, "loss_scale=static");
+  set_option(config, "loss_scale_initial=1024");
+  set_option(config, "fp8_history=4");
+  EXPECT_EQ(config.plan.loss_scale, (LossScaleConfig{.mode = "static", .initial = 1024.0}));
+  EXPECT_EQ(config.plan.fp8, (Fp8Config{.history = 4}));
 }
 
 TEST(Config, DropoutSetsAllThreeAndYieldsToTheNamedOnes) {
@@ -156,9 +196,13 @@ TEST(Config, NamesKeyValueAndRange) {
   EXPECT_EQ(json_error(R"({"optimizer": {"epsilon": 0}})"), "optimizer.epsilon is 0 in x.json; it must be a number above 0");
   EXPECT_EQ(json_error(R"({"optimizer": {"weight_decay": -1}})"),
             "optimizer.weight_decay is -1 in x.json; it must be a number of at least 0");
-  EXPECT_EQ(json_error(R"({"plan": {"precision": "fp16"}})"),
-            "plan.precision is \"fp16\" in x.json; it must be one of: fp32, fp64");
-  EXPECT_EQ(json_error(R"({"plan": {"zero": 1}})"), "plan.zero is 1 in x.json; it must be 0");
+  EXPECT_EQ(json_error(R"({"plan": {"precision": "int8"}})"),
+            "plan.precision is \"int8\" in x.json; it must be one of: fp64, fp32, bf16, fp16, bf16-autocast, fp16-autocast, fp8");
+  EXPECT_EQ(json_error(R"({"plan": {"zero": 4}})"), "plan.zero is 4 in x.json; it must be an integer from 0 to 3");
+  EXPECT_EQ(json_error(R"({"plan": {"loss_scale_growth_factor": 1}})"),
+            "plan.loss_scale_growth_factor is 1 in x.json; it must be a number above 1");
+  EXPECT_EQ(json_error(R"({"plan": {"loss_scale_backoff_factor": 1.0}})"),
+            "plan.loss_scale_backoff_factor is 1.0 in x.json; it must be a number in (0, 1)");
   EXPECT_EQ(json_error(R"({"model": {"tied": 1}})"), "model.tied is 1 in x.json; it must be true or false");
   EXPECT_EQ(json_error(R"({"run": {"seed": -1}})"),
             "run.seed is -1 in x.json; it must be an integer from 0 to 18446744073709551615");

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/dtype.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "core/error.h"
 
@@ -84,10 +86,60 @@ float from_f16_bits(std::uint16_t bits) noexcept {
   return std::bit_cast<float>(sign | (exponent + 112U) << 23 | mantissa << 13);
 }
 
+float largest(Fp8Format format) noexcept { return format == Fp8Format::e4m3 ? 448.0F : 57344.0F; }
+
+float round_to_fp8(float value, Fp8Format format) noexcept {
+  if (std::isnan(value) || value == 0.0F) return value;
+  const float most = largest(format);
+  if (std::fabs(value) >= most) return std::copysign(most, value);
+  const int mantissa_bits = format == Fp8Format::e4m3 ? 3 : 2;
+  const int least_exponent = format == Fp8Format::e4m3 ? -6 : -14;  // of a normal number
+  const int exponent = std::max(std::ilogb(value), least_exponent);
+  // nearbyint rounds ties to even; what is rounded up beyond a power of two is representable as well.
+  const float quantum = std::ldexp(1.0F, exponent - mantissa_bits);
+  return std::clamp(std::nearbyint(value / quantum) * quantum, -most, most);
+}
+
+float round_to(float value, DType dtype) noexcept {
+  if (dtype == DType::bf16) return from_bf16_bits(to_bf16_bits(value));
+  if (dtype == DType::f16) return from_f16_bits(to_f16_bits(value));
+  return value;
+}
+
+namespace {
+
+struct Precision {
+  std::string_view name;
+  Numerics numerics;
+};
+
+const std::vector<Precision>& all_precisions() {
+  using enum DType;
+  static const std::vector<Precision> kAll = {
+      {"fp64", {f64, f64, f64, f64, f64}},           {"fp32", {}},
+      {"bf16", {bf16, bf16, f32, f32, f32}},         {"fp16", {f16, f16, f32, f32, f32}},
+      {"bf16-autocast", {f32, bf16, f32, f32, f32}}, {"fp16-autocast", {f32, f16, f32, f32, f32}},
+      {"fp8", {bf16, bf16, f32, f32, f32, true}},
+  };
+  return kAll;
+}
+
+}  // namespace
+
+const std::vector<std::string_view>& precisions() {
+  static const std::vector<std::string_view> kNames = [] {
+    std::vector<std::string_view> names;
+    for (const Precision& precision : all_precisions()) names.push_back(precision.name);
+    return names;
+  }();
+  return kNames;
+}
+
 Numerics numerics_from_precision(std::string_view precision) {
-  if (precision == "fp32") return {};
-  if (precision == "fp64") return {DType::f64, DType::f64, DType::f64, DType::f64, DType::f64};
-  throw InputError(fmt::format("precision '{}' is not supported; use fp32 or fp64", precision));
+  for (const Precision& candidate : all_precisions()) {
+    if (candidate.name == precision) return candidate.numerics;
+  }
+  throw InputError(fmt::format("precision '{}' is not supported; use one of {}", precision, fmt::join(precisions(), ", ")));
 }
 
 }  // namespace tandem

@@ -116,12 +116,62 @@ void check_expert(Conflicts& found, const TrainingPlan& plan, const GptConfig& m
   divides(found, degree, "expert", plan.parallel.data, "data");
 }
 
+template <class... Words>
+bool one_of(Conflicts& found, const std::string& option, const std::string& value, Words... words) {
+  if (((value == words) || ...)) return true;
+  std::string all;
+  ((all += (all.empty() ? "" : ", ") + std::string(words)), ...);
+  found.push_back({option, fmt::format("there is no {} '{}'; use one of {}", option, value, all)});
+  return false;
+}
+
+void check_memory(Conflicts& found, const TrainingPlan& plan) {
+  one_of(found, "attention", plan.attention, "blocked", "materialized");
+  if (plan.attention == "materialized" && plan.parallel.context > 1) {
+    found.push_back({"attention", "attention materialized keeps whole rows of probabilities, which context ranks do not have"});
+  }
+  if (plan.zero_stage < 0 || plan.zero_stage > 3) {
+    found.push_back({"zero", fmt::format("zero = {}; there are stages 0, 1, 2 and 3", plan.zero_stage)});
+  }
+  if (plan.zero_stage > 0 && plan.buckets.bucket_bytes > 0) {
+    found.push_back({"bucket_bytes", "bucket_bytes has no effect with zero, where every block is a bucket; leave it 0"});
+  }
+  if (plan.zero_stage > 0 && plan.numerics.reduce == DType::f16 && plan.numerics.accumulate == DType::f32) {
+    found.push_back({"zero", "zero reduces gradients in the precision that they are accumulated in, not fp32 ones in fp16"});
+  }
+  one_of(found, "offload", plan.offload, "none", "optimizer");
+}
+
+void check_loss_scale(Conflicts& found, const TrainingPlan& plan, const GptConfig& model) {
+  const LossScaleConfig& scale = plan.loss_scale;
+  one_of(found, "loss_scale", scale.mode, "auto", "none", "dynamic", "static");
+  const auto demand = [&](bool good, const char* option, const char* reason) {
+    if (!good) found.push_back({option, reason});
+  };
+  demand(scale.initial > 0, "loss_scale_initial", "loss_scale_initial must be positive");
+  demand(scale.growth_factor > 1, "loss_scale_growth_factor", "loss_scale_growth_factor must be more than 1");
+  demand(scale.backoff_factor > 0 && scale.backoff_factor < 1, "loss_scale_backoff_factor",
+         "loss_scale_backoff_factor must lie between 0 and 1");
+  demand(scale.growth_interval >= 1, "loss_scale_growth_interval", "loss_scale_growth_interval must be at least 1");
+  demand(!plan.numerics.fp8 || model.experts == 0, "precision",
+         "precision fp8 quantises the linear layers of dense blocks; this model has experts");
+  demand(plan.fp8.history >= 1, "fp8_history", "fp8_history must be at least 1");
+}
+
 }  // namespace
+
+bool scales_loss(const TrainingPlan& plan) {
+  if (plan.loss_scale.mode != "auto") return plan.loss_scale.mode != "none";
+  return plan.numerics.storage == DType::f16 || plan.numerics.compute == DType::f16;
+}
+
+bool scales_loss_dynamically(const TrainingPlan& plan) { return scales_loss(plan) && plan.loss_scale.mode != "static"; }
 
 TrainingPlan on_one_rank(TrainingPlan plan) {
   plan.parallel = {};
   plan.pipeline = {};
   plan.sequence_parallel = false;
+  plan.zero_stage = 0;
   return plan;
 }
 
@@ -154,7 +204,8 @@ std::vector<Conflict> conflicts(const TrainingPlan& plan, const GptConfig& model
     found.push_back({"rank_order", error.what()});
   }
   check_recompute(found, plan.recompute);
-  if (plan.zero_stage != 0) found.push_back({"zero", fmt::format("zero = {} is not implemented yet", plan.zero_stage)});
+  check_memory(found, plan);
+  check_loss_scale(found, plan, model);
   if (plan.threads_per_rank < 1) found.push_back({"threads_per_rank", "threads_per_rank must be at least 1"});
   return found;
 }

@@ -62,12 +62,34 @@ struct RecomputeConfig {
   friend bool operator==(const RecomputeConfig&, const RecomputeConfig&) = default;
 };
 
+/// How the loss is scaled so that small gradients do not vanish in 16 bits (docs/techniques/loss_scaling.md).
+struct LossScaleConfig {
+  /// auto: dynamic where anything is fp16, else none; none; dynamic; static: always `initial`
+  std::string mode = "auto";
+  double initial = 65536.0;
+  double growth_factor = 2.0;
+  double backoff_factor = 0.5;
+  std::int64_t growth_interval = 2000;  ///< updates without overflow before the scale grows
+
+  friend bool operator==(const LossScaleConfig&, const LossScaleConfig&) = default;
+};
+
+/// Delayed scaling of fp8 operands: the scale of a tensor follows from its largest values in the last steps.
+struct Fp8Config {
+  int history = 16;  ///< steps
+  int margin = 0;    ///< powers of two left free
+
+  friend bool operator==(const Fp8Config&, const Fp8Config&) = default;
+};
+
 /// How a training step is distributed and computed: everything but the model, the data and the optimizer. Plain data, one engine
 /// executes it.
 struct TrainingPlan {
   ParallelDegrees parallel;
   Numerics numerics;
   std::string precision = "fp32";  ///< the name that `numerics` came from
+  /// wide: gradients are summed in fp32 (fp64); stored: over micro-batches and on the wire in the storage's dtype
+  std::string gradients = "wide";
   GlobalBatch batch;
   BucketConfig buckets;
   PipelineConfig pipeline;
@@ -75,11 +97,22 @@ struct TrainingPlan {
   /// Order of the axes in the numbering of ranks, fastest first (core/process_grid.h).
   std::string rank_order = "tensor-context-data-pipeline";
   RecomputeConfig recompute;
+  /// blocked: no [T, T] matrix outlives an operation; materialized: the probabilities are kept for the backward pass
+  std::string attention = "blocked";
+  /// 0; 1: optimizer state, 2: and gradients, 3: and parameters dealt to the ranks that would hold the same
+  /// (docs/techniques/zero.md)
   int zero_stage = 0;
+  std::string offload = "none";  ///< optimizer: master weights and moments live in host memory
+  LossScaleConfig loss_scale;
+  Fp8Config fp8;
   int threads_per_rank = 1;
 
   friend bool operator==(const TrainingPlan&, const TrainingPlan&) = default;
 };
+
+/// Whether a step multiplies its loss by a scale, and whether that scale changes.
+[[nodiscard]] bool scales_loss(const TrainingPlan& plan);
+[[nodiscard]] bool scales_loss_dynamically(const TrainingPlan& plan);
 
 /// The same work on a single rank.
 [[nodiscard]] TrainingPlan on_one_rank(TrainingPlan plan);

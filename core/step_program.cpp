@@ -24,6 +24,16 @@ std::string place(const Operation& op) {
   return text;
 }
 
+std::string bucket(const Operation& op) {
+  std::string text = fmt::format("bucket {}", op.bucket);
+  if (op.micro_batch >= 0) text += fmt::format(" mb {}", op.micro_batch);
+  return text;
+}
+
+std::string memory(const Operation& op) {
+  return fmt::format("{} {}", name(op.category), op.bucket >= 0 ? bucket(op) : place(op));
+}
+
 std::string communication(const Operation& op) {
   if (op.collective == Collective::send || op.collective == Collective::recv) {
     const bool send = op.collective == Collective::send;
@@ -33,8 +43,10 @@ std::string communication(const Operation& op) {
   if (op.purpose == Purpose::gradient) {
     if (op.bucket == kTensorPartialGradients) return fmt::format("{} tensor-partial gradients", name(op.collective));
     if (op.bucket == kTiedEmbeddingGradient) return fmt::format("{} tied embedding gradient", name(op.collective));
-    return fmt::format("{} bucket {}", name(op.collective), op.bucket);
+    if (op.collective == Collective::all_reduce) return fmt::format("all_reduce bucket {}", op.bucket);
+    return fmt::format("{} gradients {}", name(op.collective), bucket(op));
   }
+  if (op.purpose == Purpose::parameter) return fmt::format("{} parameters {}", name(op.collective), bucket(op));
   if (op.purpose == Purpose::activation) return fmt::format("{} {} {}", name(op.collective), name(op.phase), place(op));
   return fmt::format("{} {}", name(op.collective), name(op.purpose));
 }
@@ -65,8 +77,8 @@ std::string to_string(const Operation& op) {
   switch (op.kind) {
     case OpKind::compute: return fmt::format("{} {}", name(op.phase), place(op));
     case OpKind::communicate: return communication(op);
-    case OpKind::allocate: return fmt::format("allocate {} {}", name(op.category), place(op));
-    case OpKind::free: return fmt::format("free {} {}", name(op.category), place(op));
+    case OpKind::allocate: return "allocate " + memory(op);
+    case OpKind::free: return "free " + memory(op);
     case OpKind::gradient_norm: return "gradient_norm";
     case OpKind::optimizer: return "optimizer";
   }

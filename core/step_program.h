@@ -72,7 +72,9 @@ struct Operation {
   GroupAxis axis = GroupAxis::data;                // communicate
   int peer = -1;                                   ///< send, recv: rank in the world; broadcast: root
   Purpose purpose = Purpose::other;                // communicate
-  int bucket = -1;                                 ///< communicate, purpose gradient: bucket, or one of the negatives below
+  /// communicate, purpose gradient: bucket, or one of the negatives below; purpose parameter, and allocate and free of parameters
+  /// and gradients: bucket (zero)
+  int bucket = -1;
   MemoryCategory category = MemoryCategory::activations;  // allocate, free
   std::int64_t bytes = 0;                                 ///< communicate: payload; allocate, free: size
   double flops = 0;                                       ///< compute, optimizer
@@ -86,8 +88,35 @@ using StepProgram = std::vector<Operation>;
 inline constexpr int kTensorPartialGradients = -2;
 inline constexpr int kTiedEmbeddingGradient = -3;
 
-/// "backward_input h.3 mb 1", "all_reduce bucket 2": for timelines and error texts.
+/// With ZeRO (core/plan.h) a bucket is one block's dense parameters, one block's experts, or one of the tables and norms outside
+/// blocks, and each of its ranks keeps one part. Its operations are, beside those of every step:
+///   stage 1  one reduce_scatter (purpose gradient) of each bucket after all that adds to it; after the optimizer one all_gather
+///            (purpose parameter) of each bucket.
+///   stage 2  a bucket's gradients exist (allocate, category gradients) from before the first operation that adds to them in a
+///            micro-batch to a reduce_scatter after the last one, then they are freed. Parameters as in stage 1.
+///   stage 3  gradients as in stage 2; a bucket's parameters exist (allocate, category parameters, then all_gather) only around
+///            the passes that read them: a block's forward parts, its recompute, its backward_input parts; embedding_lookup and
+///            embedding (forward); head_logits and head_loss; head_norm. No all_gather after the optimizer. backward_weight
+///            reads no parameters.
+/// Buckets with one rank have none of these operations. `micro_batch` of a reduce_scatter, gather, allocate or free says whose
+/// pass it belongs to, -1 that it is of the whole step.
+
+/// "backward_input h.3 mb 1", "all_reduce bucket 2", "reduce_scatter gradients bucket 3 mb 1", "allocate gradients bucket 3": for
+/// timelines and error texts.
 [[nodiscard]] std::string to_string(const Operation& operation);
+
+/// Sources of what lies outside layers:
+///   embedding   the token table: read by embedding_lookup (forward); gradient from the backward_weight of embedding and, where
+///               that is apart, of embedding_lookup
+///   head        the matrix of the head: read by head_logits and head_loss, gradient from head_loss
+///   final norm  read by head_norm, forward and backward_input; gradients from its backward_weight
+///   positions   their table: read by embedding (forward), gradient from its backward_weight
+/// A layer's gradients come from the backward_weight of `block`. Sums of the whole step do not tell them so exactly apart: what
+/// waits for the head waits for the backward_weight of head_norm, which follows, and positions wait as the embedding does.
+inline constexpr int kEmbeddingSource = -1;
+inline constexpr int kHeadSource = -2;
+inline constexpr int kFinalNormSource = -3;
+inline constexpr int kPositionSource = -4;
 
 /// What a correct program of one rank must contain.
 struct RankExpectation {
@@ -99,8 +128,13 @@ struct RankExpectation {
   bool experts = false;
   int head_pieces = 0;                  ///< of the micro-batch with most; fewer where a micro-batch has fewer tokens
   std::vector<bool> bucket_is_reduced;  ///< [buckets] whether the bucket has more than one rank
-  /// [buckets] layers whose backward_weight the bucket's reduction must wait for; -1 is the embedding, -2 the head.
+  /// [buckets] where the bucket's parameters are read and their gradients come from: a layer from 0, or one of the sources below.
+  /// A table that is both embedding and head has both.
   std::vector<std::vector<int>> bucket_sources;
+  int zero_stage = 0;
+  /// [buckets], or empty where no bucket is of experts (zero): whether the bucket holds a block's experts, which its part
+  /// `experts` alone reads. Any other bucket of a layer is read by all parts but attention_core, dispatch and experts.
+  std::vector<bool> bucket_is_expert = {};
   /// [chunks] global stage of each chunk (PipelineLayout::stage_of); empty: wrapped, chunk * P + place in the pipeline group.
   std::vector<int> chunk_stages;
 };
@@ -112,8 +146,10 @@ struct ProgramExpectation {
 };
 
 struct ProgramFacts {
-  std::vector<std::string> problems;        ///< empty: proven complete, ordered and free of deadlock
-  std::int64_t peak_bytes = 0;              ///< of what the program itself allocates, worst rank
+  std::vector<std::string> problems;  ///< empty: proven complete, ordered and free of deadlock
+  std::int64_t peak_bytes = 0;        ///< of what the program itself allocates, worst rank
+  /// The same of each category at its own moment on its own worst rank.
+  BytesByCategory peak_bytes_by_category{};
   double flops = 0;                         ///< all ranks
   std::int64_t gradient_bytes = 0;          ///< payload of gradient communication, all ranks
   std::int64_t wire_bytes[kPurposes] = {};  ///< sent by all ranks, as bytes_on_wire() counts
@@ -131,13 +167,24 @@ struct ProgramFacts {
 ///    to the ranks that hold the neighbouring stages: send and recv on GroupAxis::pipeline, phase forward or backward_input,
 ///    `stage` the one entered. Between two stages of one rank messages may be left out; the order must still hold;
 ///  - a collective of activations stands between the part whose result travels and the next one;
-///  - every gradient bucket is reduced exactly once where it has several ranks, else never, waits by its declared
-///    dependencies (directly or through others) for the backward_weight of its own layers in every micro-batch, and the norm
-///    waits for it; gradient sums that are no bucket appear at most once and wait likewise (tied embedding: for embedding
-///    and head, tensor partials: for all); norm and optimizer run once, after everything that is computed, and between them,
-///    where the model group has several ranks, one sum over it;
-///  - every allocation is freed once, by the same category, part, layer, micro-batch, chunk, stage, phase and bytes. Compute
-///    needs live activations: a block's parts those of (block, layer, micro-batch, chunk), embedding's of `embedding`,
+///  - zero_stage 0 and 1: every gradient bucket is reduced exactly once where it has several ranks, else never, waits by its
+///    declared dependencies (directly or through others) for the backward_weight of its own sources in every micro-batch, and
+///    the norm waits for it. Stage 1 reduces by reduce_scatter, and after the optimizer each bucket of several ranks has exactly
+///    one all_gather of purpose parameter, which waits for the optimizer;
+///  - zero_stage 2 and 3, buckets of several ranks: gradients are allocated (once at a time) whenever an operation adds to them;
+///    what was added since the allocation is reduced by exactly one reduce_scatter, which waits for all of it and for which the
+///    free waits; the norm waits for every reduce_scatter. Stage 2 gathers as stage 1;
+///  - zero_stage 3, buckets of several ranks: every compute operation that reads the parameters runs while they are allocated
+///    (once at a time) and waits for the one all_gather that follows the allocation; no all_gather follows the optimizer;
+///  - buckets of one rank have no communication of purpose parameter or gradient, and none but stages 2 and 3 (gradients) and
+///    stage 3 (parameters) allocate buckets;
+///  - gradient sums that are no bucket appear at most once and wait likewise (tied embedding: for embedding and head, tensor
+///    partials: for all; from zero_stage 2 on for the reduce_scatters of these buckets too);
+///  - norm and optimizer run once, after everything that is computed, and between them one sum (purpose other) over each group
+///    whose ranks hold different squares: the model group where it has several ranks; from zero_stage 1 on the gradient and the
+///    expert_gradient group where buckets of several ranks are dealt over them;
+///  - every allocation is freed once, by the same category, part, layer, micro-batch, chunk, stage, phase, bucket and bytes.
+///    Compute needs live activations: a block's parts those of (block, layer, micro-batch, chunk), embedding's of `embedding`,
 ///    head's of head_norm;
 ///  - executed rank by rank it ends: collectives block until the whole group is at the same one (kind, part, layer,
 ///    micro-batch, phase, piece, bucket, purpose, root; bytes too but for all_to_all and ring_shift, whose ranks send what

@@ -27,14 +27,21 @@ class StageMap {
   const ProgramExpectation& expectation_;
 };
 
+/// Whether operation `later` waits for `earlier` by its declared dependencies, directly or through others.
+[[nodiscard]] bool waits_for(const StepProgram& program, int later, int earlier);
+
 /// Dependencies, and what is computed, received and sent for each chunk and micro-batch.
 void check_work(const StepProgram& program, int rank, const ProgramExpectation& expectation, Problems& problems);
 
-/// Gradient sums, norm and optimizer.
+/// Gradient sums of the whole step, norm and optimizer.
 void check_gradients(const StepProgram& program, int rank, const ProgramExpectation& expectation, Problems& problems);
+
+/// With ZeRO: the gradients and parameters of buckets whose ranks keep parts.
+void check_zero(const StepProgram& program, int rank, const ProgramExpectation& expectation, Problems& problems);
 
 struct MemoryFacts {
   std::int64_t peak_bytes = 0;
+  BytesByCategory peak_bytes_by_category{};
   int peak_in_flight = 0;
 };
 [[nodiscard]] MemoryFacts check_memory(const StepProgram& program, int rank, Problems& problems);

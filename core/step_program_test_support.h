@@ -36,6 +36,13 @@ struct World {
 
 [[nodiscard]] World make_world(const WorldShape& shape);
 
+inline constexpr std::int64_t kParameterBytes = 500;  // of each bucket
+/// The same with ZeRO. Buckets of a rank, those that it has: for each layer, last first, its experts and its dense parameters,
+/// then final norm, position embedding, token embedding (tied to the head). Every operation waits for the one before it.
+[[nodiscard]] World make_zero_world(const WorldShape& shape, int stage);
+/// Makes every operation wait for the one before it, as in make_zero_world.
+void chain(StepProgram& program);
+
 using Wanted = std::function<bool(const Operation&)>;
 /// Index of the first operation that is wanted; the test fails where there is none.
 [[nodiscard]] int find_operation(const StepProgram& program, const Wanted& wanted);
@@ -43,11 +50,17 @@ using Wanted = std::function<bool(const Operation&)>;
 [[nodiscard]] Wanted is_message(Collective collective, Phase phase, int micro_batch);
 [[nodiscard]] Wanted is_bucket(int bucket);
 [[nodiscard]] Wanted is_kind(OpKind kind);
+[[nodiscard]] Wanted is_of_bucket(OpKind kind, MemoryCategory category, int bucket, int micro_batch);
 
 /// Takes an operation out; dependencies on it vanish, the others are renumbered.
 void erase_operation(StepProgram& program, int index);
 /// Puts an operation where `to` (counted after it is taken out) is.
 void move_operation(StepProgram& program, int from, int to);
+
+/// Of programs in a chain, which they stay. erase_everywhere makes the same mistake on every rank, so that the ranks still meet.
+void erase_everywhere(World& world, const Wanted& wanted);
+void move_before(StepProgram& program, const Wanted& moved, const Wanted& wanted);
+void move_behind(StepProgram& program, const Wanted& moved, const Wanted& wanted);
 
 [[nodiscard]] std::string all_problems(const World& world);
 

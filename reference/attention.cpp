@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "reference/mixed_precision.h"
 #include "reference/require.h"
 
 namespace tandem::reference {
@@ -68,7 +69,7 @@ void head_attention_forward(const Head& head, std::span<const Real> qkv, std::sp
       p[s] = std::exp(p[s] - largest);
       sum += p[s];
     }
-    for (std::int64_t s = first; s <= t; ++s) p[s] = static_cast<Real>(p[s] / sum);
+    for (std::int64_t s = first; s <= t; ++s) p[s] = rounded(static_cast<Real>(p[s] / sum), head.input.probabilities);
 
     std::vector<double> sums(static_cast<std::size_t>(head.size));
     for (std::int64_t s = first; s <= t; ++s) {

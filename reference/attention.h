@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/dtype.h"
 #include "reference/ops.h"
 
 namespace tandem::reference {
@@ -21,6 +22,8 @@ struct AttentionInput {
   Dropout dropout;
   int total_heads = 0;  ///< H; 0 where all of them are here
   int first_head = 0;   ///< which of the H head 0 is
+  /// p is rounded to it before anything reads it (a matrix kept in 16 bits); other dtypes stand for Real.
+  DType probabilities = DType::f32;
 };
 
 /// qkv [rows, tokens, 3 hidden], out [rows, tokens, hidden], probabilities [rows, heads, tokens, tokens]: p before dropout, zero

@@ -15,8 +15,8 @@ template <class Real>
 std::vector<Real> named_linear(const PassContext<Real>& context, const std::string& name, LinearSize size,
                                std::span<const Real> x) {
   std::vector<Real> y(static_cast<std::size_t>(size.rows * size.out));
-  linear_forward<Real>(size, x, context.parameter(name + ".weight"), context.parameter(name + ".bias"), y,
-                       context.pass.multiply_adds);
+  rounded_linear_forward<Real>(context.pass.rounding, name, size, x, context.parameter(name + ".weight"),
+                               context.parameter(name + ".bias"), y, context.pass.multiply_adds);
   context.trace(name, y);
   return y;
 }
@@ -27,17 +27,22 @@ std::vector<Real> named_linear_backward(const PassContext<Real>& context, const 
                                         std::span<const Real> x, std::span<const Real> dy, NamedTensors<Real>& gradients) {
   context.trace("d." + name, dy);
   std::vector<Real> dx(static_cast<std::size_t>(size.rows * size.in));
-  linear_backward<Real>(size, x, context.parameter(name + ".weight"), dy, dx, tensor(gradients, name + ".weight"),
-                        tensor(gradients, name + ".bias"), context.pass.multiply_adds);
-  context.rest(dx);
+  rounded_linear_backward<Real>(context.pass.rounding, name, size, x, context.parameter(name + ".weight"), dy, dx,
+                                tensor(gradients, name + ".weight"), tensor(gradients, name + ".bias"),
+                                context.pass.multiply_adds);
   return dx;
 }
 
 template <class Real>
 AttentionInput attention_input(const PassContext<Real>& context, int layer) {
   const GptConfig& model = context.model;
-  return {model.heads, model.hidden, context.placement(), context.batch.document_starts,
-          context.dropout(model.attention_dropout, DropoutSite::attention_probability, layer)};
+  const Rounding& rounding = context.pass.rounding;
+  return {.heads = model.heads,
+          .hidden = model.hidden,
+          .rows = context.placement(),
+          .document_starts = context.batch.document_starts,
+          .dropout = context.dropout(model.attention_dropout, DropoutSite::attention_probability, layer),
+          .probabilities = rounding.probabilities ? rounding.storage : DType::f32};
 }
 
 template <class Real>
@@ -52,7 +57,7 @@ std::vector<Real> dense_mlp_forward(const PassContext<Real>& context, const std:
   kept.mlp_in = named_linear<Real>(context, name + ".c_fc", {context.tokens(), hidden, width}, kept.norm_2.out);
   kept.mlp_out.resize(kept.mlp_in.size());
   gelu_forward<Real>(kept.mlp_in, kept.mlp_out);
-  context.trace(name + ".gelu", kept.mlp_out);
+  context.rest(name + ".gelu", kept.mlp_out);
   return named_linear<Real>(context, name + ".c_proj", {context.tokens(), width, hidden}, kept.mlp_out);
 }
 
@@ -78,7 +83,7 @@ std::vector<Real> expert_mlp_forward(const PassContext<Real>& context, const std
       experts_forward<Real>(layer, context.parameters, name, kept.norm_2.out, kept.experts, context.pass.multiply_adds);
   if (context.pass.routing != nullptr) add_to_record(layer, kept.experts.routing, *context.pass.routing);
   context.trace(name + ".router", kept.experts.routing.logits);
-  context.trace(name, out);
+  context.rest(name, out);
   return out;
 }
 
@@ -90,6 +95,7 @@ std::vector<Real> expert_mlp_backward(const PassContext<Real>& context, const st
   ExpertsGradients<Real> result = experts_backward<Real>(context.expert_layer(), context.parameters, name, kept.norm_2.out,
                                                          kept.experts, dy, gradients, context.pass.multiply_adds);
   context.trace("d." + name + ".router", result.dlogits);
+  context.rest(result.dx);
   return std::move(result.dx);
 }
 
@@ -101,7 +107,7 @@ NormActivations<Real> norm_forward(const PassContext<Real>& context, const std::
                              std::vector<Real>(context.count(1))};
   layer_norm_forward<Real>(x, context.parameter(name + ".weight"), context.parameter(name + ".bias"),
                            context.model.layer_norm_epsilon, kept.out, {kept.mean, kept.reciprocal_stddev});
-  context.trace(name, kept.out);
+  context.rest(name, kept.out);
   return kept;
 }
 
@@ -129,12 +135,12 @@ void block_attention_forward(const PassContext<Real>& context, int layer, const 
   kept.attention.resize(context.count(hidden));
   attention_forward<Real>(attention_input(context, layer), kept.qkv, kept.attention, kept.probabilities,
                           context.pass.multiply_adds);
-  context.trace(prefix + "attn", kept.attention);
+  context.rest(prefix + "attn", kept.attention);
   std::vector<Real> branch = named_linear<Real>(context, prefix + "attn.c_proj", {tokens, hidden, hidden}, kept.attention);
   apply_dropout<Real>(residual_dropout(context, DropoutSite::attention_residual, layer), context.placement(), branch, branch);
   kept.middle.resize(input.size());
   add<Real>(kept.input, branch, kept.middle);
-  context.trace(prefix + "middle", kept.middle);
+  context.rest(prefix + "middle", kept.middle);
   kept.norm_2 = norm_forward<Real>(context, prefix + "ln_2", kept.middle);
 }
 
@@ -143,7 +149,7 @@ std::vector<Real> block_output(const PassContext<Real>& context, int layer, cons
                                std::vector<Real> branch) {
   apply_dropout<Real>(residual_dropout(context, DropoutSite::mlp_residual, layer), context.placement(), branch, branch);
   add<Real>(kept.middle, branch, branch);
-  context.trace(fmt::format("h.{}", layer), branch);
+  context.rest(fmt::format("h.{}", layer), branch);
   return branch;
 }
 
@@ -152,6 +158,7 @@ std::vector<Real> block_output_backward(const PassContext<Real>& context, int la
   context.trace(fmt::format("d.h.{}", layer), dh);
   std::vector<Real> dbranch(dh.size());
   apply_dropout<Real>(residual_dropout(context, DropoutSite::mlp_residual, layer), context.placement(), dh, dbranch);
+  context.rest(dbranch);
   return dbranch;
 }
 
@@ -170,10 +177,11 @@ void block_attention_backward(const PassContext<Real>& context, int layer, const
   const std::int64_t tokens = context.tokens();
   const std::int64_t hidden = context.model.hidden;
   add<Real>(dh, norm_backward<Real>(context, prefix + "ln_2", kept.middle, kept.norm_2, dnorm_2, gradients), dh);
-  context.trace("d." + prefix + "middle", dh);
+  context.rest("d." + prefix + "middle", dh);
 
   std::vector<Real> dbranch(dh.size());
   apply_dropout<Real>(residual_dropout(context, DropoutSite::attention_residual, layer), context.placement(), dh, dbranch);
+  context.rest(dbranch);
   const std::vector<Real> dattention =
       named_linear_backward<Real>(context, prefix + "attn.c_proj", {tokens, hidden, hidden}, kept.attention, dbranch, gradients);
   context.trace("d." + prefix + "attn", dattention);
@@ -184,6 +192,7 @@ void block_attention_backward(const PassContext<Real>& context, int layer, const
   const std::vector<Real> dnorm_1 = named_linear_backward<Real>(context, prefix + "attn.c_attn", {tokens, hidden, 3 * hidden},
                                                                 kept.norm_1.out, dqkv, gradients);
   add<Real>(dh, norm_backward<Real>(context, prefix + "ln_1", kept.input, kept.norm_1, dnorm_1, gradients), dh);
+  context.rest(dh);
 }
 
 template <class Real>

@@ -30,18 +30,23 @@ struct PassContext {
   }
   [[nodiscard]] ExpertLayer expert_layer() const {
     const std::int64_t global_rows = pass.global_rows > 0 ? pass.global_rows : batch.rows;
-    return reference::expert_layer(model, batch.sequence, global_rows);
+    ExpertLayer layer = reference::expert_layer(model, batch.sequence, global_rows);
+    layer.rounding = pass.rounding;
+    layer.loss_scale = pass.loss_scale;
+    return layer;
   }
   void trace(std::string_view name, std::span<const Real> values) const {
     if (pass.trace) pass.trace(name, values);
   }
-  /// Tensors that still belong to their maker come to rest here: rounded where the pass says so, then traced.
-  void trace(std::string_view name, std::vector<Real>& values) const {
-    rest(values);
-    trace(name, std::span<const Real>(values));
+  /// What a product that never is in fp8 reads of an operand.
+  [[nodiscard]] std::vector<Real> operand(std::span<const Real> values) const {
+    return rounded_copy(pass.rounding.products, values);
   }
-  void rest(std::vector<Real>& values) const {
-    if (pass.round) pass.round(values);
+  /// A tensor is stored: its values are rounded to what the pass stores.
+  void rest(std::span<Real> values) const { round_all(pass.rounding.storage, values); }
+  void rest(std::string_view name, std::span<Real> values) const {
+    rest(values);
+    trace(name, values);
   }
 };
 
@@ -57,7 +62,7 @@ struct NormActivations {
 template <class Real>
 [[nodiscard]] NormActivations<Real> norm_forward(const PassContext<Real>& context, const std::string& name,
                                                  std::span<const Real> x);
-/// Returns dx; adds to the gradients of `name`.
+/// Returns dx, not rounded: it is added to a residual's gradient before it rests. Adds to the gradients of `name`.
 template <class Real>
 [[nodiscard]] std::vector<Real> norm_backward(const PassContext<Real>& context, const std::string& name, std::span<const Real> x,
                                               const NormActivations<Real>& kept, std::span<const Real> dy,

@@ -30,12 +30,21 @@ struct RankGradients {
   [[nodiscard]] double auxiliary_loss() const noexcept { return routing.auxiliary_loss; }
 };
 
+/// What a step computes in. By default everything is Real and the loss is not scaled.
+struct StepNumerics {
+  Rounding rounding = {};
+  double loss_scale = 1.0;        ///< contained in all gradients, not in the losses
+  DType accumulate = DType::f32;  ///< 16 bits: a rank's gradients are rounded after each micro-batch's have been added
+  DType reduce = DType::f32;      ///< 16 bits: gradients travel in them; their sum over ranks is formed in Real and rounded once
+};
+
 /// One step up to, but without, the reduction. `batch` is the global batch; its rows are dealt by micro_batch_rows(), and a rank
 /// may get none. The result has one element per rank.
 template <class Real>
 [[nodiscard]] std::vector<RankGradients<Real>> local_gradients(const GptConfig& model, const NamedTensors<Real>& parameters,
                                                                const Batch& batch, DataParallelLayout layout,
-                                                               const std::optional<DropoutStep>& dropout);
+                                                               const std::optional<DropoutStep>& dropout,
+                                                               const StepNumerics& numerics = {});
 
 /// Every rank's values become sum over ranks r = 0, 1, ... of values[r], added in that order in Real. All of one length.
 template <class Real>
@@ -48,14 +57,16 @@ void all_reduce_sum(std::span<const std::span<Real>> values_of_ranks);
 template <class Real>
 void all_reduce_mean_f16(std::span<const std::span<Real>> values_of_ranks);
 
-/// Applies all_reduce_sum to every tensor, and adds up losses and routing: afterwards all elements of `ranks` are equal.
+/// Applies all_reduce_sum to every tensor, and adds up losses and routing: afterwards all elements of `ranks` are equal. Where
+/// `wire` has 16 bits, what a rank sends and what it receives is rounded to it.
 template <class Real>
-void all_reduce_sum(std::vector<RankGradients<Real>>& ranks);
+void all_reduce_sum(std::vector<RankGradients<Real>>& ranks, DType wire = DType::f32);
 
 /// local_gradients() and the reduction: what every rank hands to its optimizer.
 template <class Real>
 [[nodiscard]] RankGradients<Real> data_parallel_gradients(const GptConfig& model, const NamedTensors<Real>& parameters,
                                                           const Batch& batch, DataParallelLayout layout,
-                                                          const std::optional<DropoutStep>& dropout);
+                                                          const std::optional<DropoutStep>& dropout,
+                                                          const StepNumerics& numerics = {});
 
 }  // namespace tandem::reference

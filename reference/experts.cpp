@@ -49,13 +49,16 @@ MlpActivations<Real> expert_forward(const ExpertLayer& layer, const NamedTensors
   MlpActivations<Real> kept;
   kept.x = std::move(x);
   kept.before_gelu.resize(static_cast<std::size_t>(rows * layer.width));
-  linear_forward<Real>({rows, layer.hidden, layer.width}, kept.x, tensor(parameters, expert + ".c_fc.weight"),
-                       tensor(parameters, expert + ".c_fc.bias"), kept.before_gelu, count);
+  const std::string fc = expert + ".c_fc", projection = expert + ".c_proj";
+  rounded_linear_forward<Real>(layer.rounding, fc, {rows, layer.hidden, layer.width}, kept.x, tensor(parameters, fc + ".weight"),
+                               tensor(parameters, fc + ".bias"), kept.before_gelu, count);
   kept.after_gelu.resize(kept.before_gelu.size());
   gelu_forward<Real>(kept.before_gelu, kept.after_gelu);
+  round_all<Real>(layer.rounding.storage, kept.after_gelu);
   kept.y.resize(kept.x.size());
-  linear_forward<Real>({rows, layer.width, layer.hidden}, kept.after_gelu, tensor(parameters, expert + ".c_proj.weight"),
-                       tensor(parameters, expert + ".c_proj.bias"), kept.y, count);
+  rounded_linear_forward<Real>(layer.rounding, projection, {rows, layer.width, layer.hidden}, kept.after_gelu,
+                               tensor(parameters, projection + ".weight"), tensor(parameters, projection + ".bias"), kept.y,
+                               count);
   return kept;
 }
 
@@ -65,11 +68,14 @@ std::vector<Real> expert_backward(const ExpertLayer& layer, const NamedTensors<R
                                   MultiplyAdds* count) {
   const std::int64_t rows = static_cast<std::int64_t>(kept.x.size()) / layer.hidden;
   std::vector<Real> dmiddle(kept.after_gelu.size()), dx(kept.x.size());
-  linear_backward<Real>({rows, layer.width, layer.hidden}, kept.after_gelu, tensor(parameters, expert + ".c_proj.weight"), dy,
-                        dmiddle, tensor(gradients, expert + ".c_proj.weight"), tensor(gradients, expert + ".c_proj.bias"), count);
+  const std::string fc = expert + ".c_fc", projection = expert + ".c_proj";
+  rounded_linear_backward<Real>(layer.rounding, projection, {rows, layer.width, layer.hidden}, kept.after_gelu,
+                                tensor(parameters, projection + ".weight"), dy, dmiddle,
+                                tensor(gradients, projection + ".weight"), tensor(gradients, projection + ".bias"), count);
   gelu_backward<Real>(kept.before_gelu, dmiddle, dmiddle);
-  linear_backward<Real>({rows, layer.hidden, layer.width}, kept.x, tensor(parameters, expert + ".c_fc.weight"), dmiddle, dx,
-                        tensor(gradients, expert + ".c_fc.weight"), tensor(gradients, expert + ".c_fc.bias"), count);
+  round_all<Real>(layer.rounding.storage, dmiddle);
+  rounded_linear_backward<Real>(layer.rounding, fc, {rows, layer.hidden, layer.width}, kept.x, tensor(parameters, fc + ".weight"),
+                                dmiddle, dx, tensor(gradients, fc + ".weight"), tensor(gradients, fc + ".bias"), count);
   return dx;
 }
 
@@ -107,7 +113,7 @@ CombineGradients<Real> combine_backward(const ExpertLayer& layer, const Routing<
     const Real gate = gate_of(layer, routing, assignment);
     const auto index = static_cast<std::size_t>(assignment.token * layer.choices + assignment.choice);
     result.dgates[index] = static_cast<Real>(dot<Real>(dout_row, row_at(layer, y, expert, j)));
-    for (const Real value : dout_row) result.dy[expert].push_back(gate * value);
+    for (const Real value : dout_row) result.dy[expert].push_back(rounded(gate * value, layer.rounding.storage));
   });
   return result;
 }

@@ -10,6 +10,7 @@
 
 #include "core/batch.h"
 #include "core/model_config.h"
+#include "reference/mixed_precision.h"
 #include "reference/ops.h"
 #include "reference/routing.h"
 #include "reference/tensors.h"
@@ -39,10 +40,13 @@ struct Pass {
   std::optional<DropoutStep> dropout = {};  ///< absent: no dropout, as in evaluation
   MultiplyAdds* multiply_adds = nullptr;    ///< added to where given
   Tracer<Real> trace = {};
-  /// Rounds activations and their gradients, where given, as they come to rest: a yardstick for storage in fewer bits than Real
-  /// has.
-  std::function<void(std::span<Real>)> round = {};
   RoutingRecord* routing = nullptr;  ///< added to where given, by the forward pass of a model with experts
+  /// Where fewer bits than Real has are kept (reference/mixed_precision.h). The parameters given are those at rest. Of the
+  /// parallel definitions, data and pipeline parallel alone take rounding and a loss scale.
+  Rounding rounding = {};
+  /// S: the gradient that leaves the loss, and that of the auxiliary loss, is multiplied by it; so is every gradient that
+  /// follows. The loss returned is not.
+  double loss_scale = 1.0;
 };
 
 /// This batch's share of the loss, and its gradient added to `gradients` (which must hold every parameter: zero_tensors()).

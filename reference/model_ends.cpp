@@ -51,8 +51,9 @@ std::vector<Real> embed(const PassContext<Real>& context) {
   std::vector<Real> h(context.count(context.model.hidden));
   embedding_forward<Real>(context.parameter("wte.weight"), context.parameter("wpe.weight"), context.batch.ids,
                           context.batch.positions, h);
+  context.rest(h);
   apply_dropout<Real>(embedding_dropout(context), context.placement(), h, h);
-  context.trace("embedding", h);
+  context.rest("embedding", h);
   return h;
 }
 
@@ -61,6 +62,7 @@ void embed_backward(const PassContext<Real>& context, std::span<const Real> dh, 
   context.trace("d.embedding", dh);
   std::vector<Real> dsum(dh.size());
   apply_dropout<Real>(embedding_dropout(context), context.placement(), dh, dsum);
+  context.rest(dsum);
   embedding_backward<Real>(dsum, context.batch.ids, context.batch.positions, tensor(gradients, "wte.weight"),
                            tensor(gradients, "wpe.weight"));
 }
@@ -73,9 +75,9 @@ HeadActivations<Real> head(const PassContext<Real>& context, std::vector<Real> l
   kept.last = std::move(last);
   kept.final = norm_forward<Real>(context, "ln_f", kept.last);
   kept.logits.resize(context.count(context.model.vocabulary));
-  head_forward<Real>(head_size(context), kept.final.out, context.parameter(head_name(context.model)), kept.logits,
-                     context.pass.multiply_adds);
-  context.trace("logits", kept.logits);
+  head_forward<Real>(head_size(context), context.operand(kept.final.out),
+                     context.operand(context.parameter(head_name(context.model))), kept.logits, context.pass.multiply_adds);
+  context.rest("logits", kept.logits);
   return kept;
 }
 
@@ -90,13 +92,17 @@ template <class Real>
 std::vector<Real> head_loss_backward(const PassContext<Real>& context, const HeadActivations<Real>& kept,
                                      NamedTensors<Real>& gradients) {
   std::vector<Real> dlogits(kept.logits.size());
-  cross_entropy_backward<Real>(kept.logits, context.batch.targets, context.pass.valid_tokens, kept.log_sum_exp, dlogits);
-  context.trace("d.logits", dlogits);
+  cross_entropy_backward<Real>(kept.logits, context.batch.targets, context.pass.valid_tokens, kept.log_sum_exp, dlogits,
+                               context.pass.loss_scale);
+  context.rest("d.logits", dlogits);
   const std::string_view name = head_name(context.model);
   std::vector<Real> dfinal(context.count(context.model.hidden));
-  head_backward<Real>(head_size(context), kept.final.out, context.parameter(name), dlogits, dfinal, tensor(gradients, name),
-                      context.pass.multiply_adds);
-  return norm_backward<Real>(context, "ln_f", kept.last, kept.final, dfinal, gradients);
+  head_backward<Real>(head_size(context), context.operand(kept.final.out), context.operand(context.parameter(name)),
+                      context.operand(dlogits), dfinal, tensor(gradients, name), context.pass.multiply_adds);
+  context.rest(dfinal);
+  std::vector<Real> dlast = norm_backward<Real>(context, "ln_f", kept.last, kept.final, dfinal, gradients);
+  context.rest(dlast);
+  return dlast;
 }
 
 template void require_batch_fits(const PassContext<float>&);

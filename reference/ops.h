@@ -62,10 +62,14 @@ struct LinearSize {
 template <class Real>
 void linear_forward(LinearSize size, std::span<const Real> x, std::span<const Real> weight, std::span<const Real> bias,
                     std::span<Real> y, MultiplyAdds* count = nullptr);
-/// dx = dy W^T, dW += x^T dy, db += sum over rows of dy.
+/// dx = dy W^T, dW += x^T dy, db += sum over rows of dy. dbias may be empty.
 template <class Real>
 void linear_backward(LinearSize size, std::span<const Real> x, std::span<const Real> weight, std::span<const Real> dy,
                      std::span<Real> dx, std::span<Real> dweight, std::span<Real> dbias, MultiplyAdds* count = nullptr);
+
+/// db += sum over rows of dy. dy [rows, out], dbias [out].
+template <class Real>
+void bias_backward(std::span<const Real> dy, std::span<Real> dbias);
 
 /// logits = x E^T, no bias. x [rows, in], table E [out, in] (wte or lm_head), logits [rows, out].
 template <class Real>
@@ -114,9 +118,9 @@ void add(std::span<const Real> a, std::span<const Real> b, std::span<Real> y);
 template <class Real>
 [[nodiscard]] double cross_entropy_forward(std::span<const Real> logits, std::span<const std::int32_t> targets,
                                            std::int64_t valid_tokens, std::span<Real> log_sum_exp);
-/// dlogits = (softmax(logits) - onehot(target)) / valid_tokens, 0 in rows whose target is ignored.
+/// dlogits = (softmax(logits) - onehot(target)) / valid_tokens * loss_scale, 0 in rows whose target is ignored.
 template <class Real>
 void cross_entropy_backward(std::span<const Real> logits, std::span<const std::int32_t> targets, std::int64_t valid_tokens,
-                            std::span<const Real> log_sum_exp, std::span<Real> dlogits);
+                            std::span<const Real> log_sum_exp, std::span<Real> dlogits, double loss_scale = 1.0);
 
 }  // namespace tandem::reference

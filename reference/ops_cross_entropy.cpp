@@ -44,13 +44,14 @@ double cross_entropy_forward(std::span<const Real> logits, std::span<const std::
 
 template <class Real>
 void cross_entropy_backward(std::span<const Real> logits, std::span<const std::int32_t> targets, std::int64_t valid_tokens,
-                            std::span<const Real> log_sum_exp, std::span<Real> dlogits) {
+                            std::span<const Real> log_sum_exp, std::span<Real> dlogits, double loss_scale) {
   if (targets.empty()) return;
   const auto rows = static_cast<std::int64_t>(targets.size());
   const std::int64_t vocabulary = vocabulary_of(logits.size(), targets.size());
   require_size(log_sum_exp, rows, "log_sum_exp");
   require_size(dlogits, rows * vocabulary, "dlogits");
   const auto divisor = static_cast<Real>(valid_tokens);
+  const auto factor = static_cast<Real>(loss_scale);
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto scores = row_of(logits, row, vocabulary);
     const auto gradient = row_of(dlogits, row, vocabulary);
@@ -59,7 +60,7 @@ void cross_entropy_backward(std::span<const Real> logits, std::span<const std::i
     const std::int64_t target = column_of(targets[row], vocabulary);
     for (std::int64_t v = 0; v < vocabulary; ++v) {
       const Real probability = std::exp(scores[v] - log_sum_exp[row]);
-      gradient[v] = (probability - (v == target ? Real{1} : Real{0})) / divisor;
+      gradient[v] = (probability - (v == target ? Real{1} : Real{0})) / divisor * factor;
     }
   }
 }
@@ -67,8 +68,8 @@ void cross_entropy_backward(std::span<const Real> logits, std::span<const std::i
 template double cross_entropy_forward(std::span<const float>, std::span<const std::int32_t>, std::int64_t, std::span<float>);
 template double cross_entropy_forward(std::span<const double>, std::span<const std::int32_t>, std::int64_t, std::span<double>);
 template void cross_entropy_backward(std::span<const float>, std::span<const std::int32_t>, std::int64_t, std::span<const float>,
-                                     std::span<float>);
+                                     std::span<float>, double);
 template void cross_entropy_backward(std::span<const double>, std::span<const std::int32_t>, std::int64_t,
-                                     std::span<const double>, std::span<double>);
+                                     std::span<const double>, std::span<double>, double);
 
 }  // namespace tandem::reference

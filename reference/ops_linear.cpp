@@ -39,7 +39,7 @@ void linear_backward(LinearSize size, std::span<const Real> x, std::span<const R
   require_size(dy, size.rows * size.out, "dy");
   require_size(dx, size.rows * size.in, "dx");
   require_size(dweight, size.in * size.out, "dweight");
-  require_size(dbias, size.out, "dbias");
+  if (!dbias.empty()) require_size(dbias, size.out, "dbias");
   for (std::int64_t row = 0; row < size.rows; ++row) {
     const auto in = row_of(x, row, size.in);
     const auto gradient = row_of(dy, row, size.out);
@@ -49,10 +49,17 @@ void linear_backward(LinearSize size, std::span<const Real> x, std::span<const R
       const auto dweights = row_of(dweight, i, size.out);
       for (std::int64_t o = 0; o < size.out; ++o) dweights[o] += in[i] * gradient[o];
     }
-    for (std::int64_t o = 0; o < size.out; ++o) dbias[o] += gradient[o];
   }
+  if (!dbias.empty()) bias_backward<Real>(dy, dbias);
   count_product(count, size);
   count_product(count, size);
+}
+
+template <class Real>
+void bias_backward(std::span<const Real> dy, std::span<Real> dbias) {
+  TANDEM_CHECK(!dbias.empty() && dy.size() % dbias.size() == 0,
+               fmt::format("{} gradients of {} outputs", dy.size(), dbias.size()));
+  for (std::size_t i = 0; i < dy.size(); ++i) dbias[i % dbias.size()] += dy[i];
 }
 
 template <class Real>
@@ -104,6 +111,8 @@ template void linear_backward(LinearSize, std::span<const float>, std::span<cons
                               std::span<float>, std::span<float>, std::span<float>, MultiplyAdds*);
 template void linear_backward(LinearSize, std::span<const double>, std::span<const double>, std::span<const double>,
                               std::span<double>, std::span<double>, std::span<double>, MultiplyAdds*);
+template void bias_backward(std::span<const float>, std::span<float>);
+template void bias_backward(std::span<const double>, std::span<double>);
 template void head_forward(LinearSize, std::span<const float>, std::span<const float>, std::span<float>, MultiplyAdds*);
 template void head_forward(LinearSize, std::span<const double>, std::span<const double>, std::span<double>, MultiplyAdds*);
 template void head_backward(LinearSize, std::span<const float>, std::span<const float>, std::span<const float>, std::span<float>,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reference/recomputation.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "core/error.h"
@@ -10,6 +12,25 @@ namespace {
 
 void require_mode(std::string_view mode) {
   TANDEM_CHECK(mode == "none" || mode == "selective" || mode == "full", fmt::format("there is no recomputation '{}'", mode));
+}
+
+struct MlpBytes {
+  double kept = 0;        // with selective recomputation too
+  double after_gelu = 0;  // without any alone
+};
+
+MlpBytes mlp_bytes(const GptConfig& model, const RecomputationSize& size, double x, double w) {
+  const auto h = static_cast<double>(model.hidden);
+  const double f = static_cast<double>(model.mlp_width()) / size.tensor_ranks;
+  const auto n = static_cast<double>(size.tokens);
+  if (model.experts == 0) return {n * f * x, n * f * x};
+  const std::int64_t rows = size.tokens / size.sequence;
+  const std::int64_t group_rows = size.expert_group_rows > 0 ? size.expert_group_rows : rows * size.expert_ranks;
+  const std::int64_t capacity = model.expert_capacity(size.sequence);
+  const auto sent = static_cast<double>(model.experts * rows * capacity);
+  const auto received = static_cast<double>(model.experts / size.expert_ranks * group_rows * capacity);
+  const double routing = n * (model.experts + model.expert_choices) * w;
+  return {routing + received * (h + f) * x + sent * h * x, received * f * x};
 }
 
 }  // namespace
@@ -25,16 +46,30 @@ double published_activation_bytes(const GptConfig& model, const RecomputationSiz
   return sbh * (10 + 24 / t + matrix / t);
 }
 
-double blocked_activation_bytes(const GptConfig& model, const RecomputationSize& size, std::string_view mode) {
+double activation_bytes(const GptConfig& model, const RecomputationSize& size, std::string_view mode) {
   require_mode(mode);
   const auto h = static_cast<double>(model.hidden);
-  const auto f = static_cast<double>(model.mlp_width());
   const double t = size.tensor_ranks;
   const double slices = size.sequence_parallel ? t : 1;
-  const double tokens = static_cast<double>(size.tokens) * size.bytes;
-  if (mode == "full") return tokens * h / slices;
-  const double cheap = mode == "none" ? 2 * h + f / t : 0;
-  return tokens * (cheap + (4 * h + f + model.heads) / t + (2 * h + 4) / slices);
+  const double x = size.bytes;
+  const double w = std::max(4, size.bytes);
+  const auto n = static_cast<double>(size.tokens);
+  const double out = n * h * x / slices;
+  if (mode == "full") return out;
+  const MlpBytes mlp = mlp_bytes(model, size, x, w);
+  const double middle = n * h * x / slices;
+  const double statistics = 4 * n * w / slices;
+  const double attention = 4 * n * h * x / t + (size.materialized ? 0 : n * model.heads * w / t);
+  const double selective = out + middle + statistics + attention + mlp.kept;
+  if (mode == "selective") return selective;
+  const double matrix = size.materialized ? n * model.heads * static_cast<double>(size.sequence) * x / t : 0;
+  return selective + 2 * n * h * x + mlp.after_gelu + matrix;
+}
+
+double blocked_activation_bytes(const GptConfig& model, const RecomputationSize& size, std::string_view mode) {
+  RecomputationSize blocked = size;
+  blocked.materialized = false;
+  return activation_bytes(model, blocked, mode);
 }
 
 double recomputed_flops(const GptConfig& model, const RecomputationSize& size, bool output_kept) {

@@ -16,6 +16,11 @@ struct RecomputationSize {
   int tensor_ranks = 1;       ///< t
   bool sequence_parallel = false;
   int bytes = 4;  ///< of an element
+  /// Attention keeps its matrix of probabilities, and no log-sum-exp.
+  bool materialized = false;
+  /// Of a model with experts.
+  int expert_ranks = 1;                ///< e, that hold E / e experts each
+  std::int64_t expert_group_rows = 0;  ///< rows of the micro-batch on all of them together; 0: e times this rank's
 };
 
 /// Bytes of activations of one layer that are published for 16-bit training with a stored attention matrix (Korthikanti et al.,
@@ -28,11 +33,26 @@ struct RecomputationSize {
 /// They hold for an MLP of width 4 h, 2 bytes an element and dropout masks of 1 byte. Throws ContractError for another mode.
 [[nodiscard]] double published_activation_bytes(const GptConfig& model, const RecomputationSize& size, std::string_view mode);
 
-/// The same for this program's block, whose attention keeps one number a head and token (log-sum-exp) instead of the matrix, and
-/// no masks:
-///   none       b s (2 h + (4 h + 2 f + heads) / t + (2 h + 4) / s')     s' = t under sequence parallelism, else 1
-///   selective  b s ((4 h + f + heads) / t + (2 h + 4) / s')             outputs of both norms and of GELU are made again
-///   full       b s h / s'                                               the block's output alone
+/// The same for this program's block, whose kernels keep no dropout mask. One rank's bytes of a layer, n = b s tokens, x bytes an
+/// element, w = max(4, x) bytes a statistic, s' = t under sequence parallelism, else 1; a dense layer keeps
+///   input of the next layer       n h x / s'                      always: all that mode full keeps
+///   middle (first residual sum)   n h x / s'                      from here on: selective
+///   mean and 1 / stddev of norms  4 n w / s'
+///   qkv, attention's output       4 n h x / t
+///   log-sum-exp of attention      n a w / t                       not where attention is materialized
+///   MLP before GELU               n f x / t
+///   outputs of both norms         2 n h x                         from here on: none
+///   MLP after GELU                n f x / t
+///   attention's matrix            n a s x / t                     where it is materialized
+/// and with E experts, k choices of a token and C places for each expert and row (GptConfig::expert_capacity), O = (n / s) C
+/// places of this rank for an expert and R those of all e ranks together, in place of the MLP's two lines
+///   router probabilities, gates   n (E + k) w                     selective
+///   experts' input, before GELU   (E / e) R (h + f / t) x
+///   experts' output               E O h x
+///   after GELU                    (E / e) R f x / t               none
+/// Context parallelism is not counted. Throws ContractError for another mode.
+[[nodiscard]] double activation_bytes(const GptConfig& model, const RecomputationSize& size, std::string_view mode);
+/// activation_bytes() of blocked attention, whatever `size` says: no [s, s] matrix.
 [[nodiscard]] double blocked_activation_bytes(const GptConfig& model, const RecomputationSize& size, std::string_view mode);
 
 /// FLOPs that full recomputation repeats in one block over all ranks, a multiply-add counting 2 and causal attention as causal:

@@ -121,7 +121,10 @@ Routing<Real> route(const ExpertLayer& layer, std::span<const Real> x, std::span
   Routing<Real> routing;
   routing.logits.resize(count_of(tokens, layer.experts));
   const std::vector<Real> no_bias(static_cast<std::size_t>(layer.experts));
-  linear_forward<Real>({tokens, layer.hidden, layer.experts}, x, weight, no_bias, routing.logits, count);
+  // The router's logits, like all that routing computes from them, are kept in full.
+  const Rounding operands{.products = layer.rounding.products};
+  rounded_linear_forward<Real>(operands, "router", {tokens, layer.hidden, layer.experts}, x, weight, no_bias, routing.logits,
+                               count);
   routing.probabilities.resize(routing.logits.size());
   routing.chosen.resize(count_of(tokens, layer.choices));
   routing.gates.resize(routing.chosen.size());
@@ -181,15 +184,17 @@ RouterGradients<Real> route_backward(const ExpertLayer& layer, std::span<const R
     dp.assign(p.size(), 0.0);
     add_gate_gradient<Real>(layer, p, row_of(std::span(routing.chosen), token, layer.choices),
                             row_of(std::span(routing.gates), token, layer.choices), row_of(dgates, token, layer.choices), dp);
-    add_scaled(layer.auxiliary_loss_weight * layer.experts / static_cast<double>(layer.global_rows * layer.row_tokens), f,
-               std::span(dp));
+    add_scaled(layer.loss_scale * layer.auxiliary_loss_weight * layer.experts /
+                   static_cast<double>(layer.global_rows * layer.row_tokens),
+               f, std::span(dp));
     double mean = 0.0;
     for (int e = 0; e < layer.experts; ++e) mean += static_cast<double>(p[e]) * dp[e];
     const auto dlogits = row_of(std::span(result.dlogits), token, layer.experts);
     for (int e = 0; e < layer.experts; ++e) dlogits[e] = static_cast<Real>(static_cast<double>(p[e]) * (dp[e] - mean));
   }
-  std::vector<Real> no_bias(static_cast<std::size_t>(layer.experts));
-  linear_backward<Real>({tokens, layer.hidden, layer.experts}, x, weight, result.dlogits, result.dx, dweight, no_bias, count);
+  round_all<Real>(layer.rounding.storage, result.dlogits);
+  rounded_linear_backward<Real>(layer.rounding.without_fp8(), "router", {tokens, layer.hidden, layer.experts}, x, weight,
+                                result.dlogits, result.dx, dweight, {}, count);
   return result;
 }
 

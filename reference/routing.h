@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/model_config.h"
+#include "reference/mixed_precision.h"
 #include "reference/ops.h"
 
 /// The router of a mixture-of-experts MLP: which experts see a token, with what weight, and what balances their load.
@@ -22,6 +23,8 @@ struct ExpertLayer {
   std::int64_t capacity = 0;    ///< tokens of one row that one expert takes
   double auxiliary_loss_weight = 0.0;
   std::int64_t global_rows = 0;  ///< R: rows of the whole global batch of the step
+  Rounding rounding = {};
+  double loss_scale = 1.0;  ///< dgates contain it, and the gradient of the auxiliary loss is multiplied by it
 };
 [[nodiscard]] ExpertLayer expert_layer(const GptConfig& model, std::int64_t row_tokens, std::int64_t global_rows);
 
@@ -89,7 +92,7 @@ struct RouterGradients {
 
 /// dgates [tokens, choices], 0 where dropped. Gradient of loss and auxiliary loss, f being a constant:
 ///   one choice: dp_e1 = dgate;   two choices: dp_ei = (dgate_i - sum over j of dgate_j gate_j) / (p_e1 + p_e2)
-///   dp_e += weight / R * E f_e / S
+///   dp_e += loss_scale * weight / R * E f_e / S
 ///   dlogits = p (dp - sum over e of p_e dp_e);   dx = dlogits W^T;   dW += x^T dlogits
 template <class Real>
 [[nodiscard]] RouterGradients<Real> route_backward(const ExpertLayer& layer, std::span<const Real> x,

@@ -13,16 +13,6 @@
 namespace tandem {
 namespace {
 
-bool is_16_bit(DType precision) { return precision == DType::f16 || precision == DType::bf16; }
-
-template <class Real>
-void round_to(DType precision, std::span<Real> values) {
-  for (Real& value : values) {
-    const auto narrow = static_cast<float>(value);
-    value = precision == DType::f16 ? from_f16_bits(to_f16_bits(narrow)) : from_bf16_bits(to_bf16_bits(narrow));
-  }
-}
-
 template <class Real>
 void hand_over(const TraceConsumer& consumer, const std::string& name, TraceKind kind, Shape shape,
                std::span<const Real> values) {
@@ -48,15 +38,13 @@ double run_as(const TracedStep& step, DType precision, const TraceConsumer& cons
     const auto width = static_cast<std::int64_t>(values.size()) / tokens;
     hand_over(consumer, std::string(name), kind, {tokens, width}, values);
   };
-  if (is_16_bit(precision)) {
-    pass.round = [precision](std::span<Real> values) { round_to(precision, values); };
-    for (auto& [name, values] : parameters) pass.round(values);
-  }
+  pass.rounding.storage = precision;
+  reference::round_all(precision, parameters);
   auto gradients = reference::zero_tensors<Real>(step.model);
   const double loss = reference::loss_and_gradients(step.model, parameters, step.batch, pass, gradients);
   for (const ParameterSpec& spec : gpt_parameters(step.model)) {
     std::vector<Real>& values = gradients.at(spec.name);
-    if (pass.round) pass.round(values);
+    reference::round_all<Real>(precision, values);
     hand_over<Real>(consumer, "d." + spec.name, TraceKind::parameter_gradient, spec.shape, values);
   }
   return loss;
