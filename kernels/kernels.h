@@ -80,19 +80,27 @@ struct AdamWStep {
 
 /// Peaks that this machine's kernels can be measured against, and what they run on.
 struct KernelsInfo {
-  std::string backend;             ///< "cpu"
-  std::string instruction_set;     ///< "avx512", "avx2", "baseline"
-  std::string matrix_library;      ///< "oneDNN 2.6.3", "OpenBLAS 0.3.21", "own loops"
+  std::string backend;          ///< "cpu"
+  std::string instruction_set;  ///< "avx512", "avx2", "baseline"
+  std::string matrix_library;   ///< "oneDNN 2.6.3", "OpenBLAS 0.3.21", "own loops"
+  std::string bf16_products;  ///< "oneDNN 2.6.3, bf16 instructions", or "converted to fp32" where that is faster or all there is
   std::vector<std::string> notes;  ///< one line per fallback taken ("no AVX-512: ...")
 };
 
 /// One-device math. One object per rank, used by that rank's compute thread only; that thread and `threads - 1` of its own share
 /// the work.
 ///
-/// All tensors of a call have one floating dtype (fp32 or fp64 on the CPU; others throw ContractError), are contiguous and do not
-/// overlap unless said. "accumulates" means +=; everything else overwrites. All calls are deterministic: the same inputs give the
-/// same bits, for any number of threads. Shapes are checked (ContractError). Zero rows are legal everywhere and do nothing
-/// (accumulating outputs stay as they are).
+/// The data tensors of a call (activations, parameters and gradients of activations) have one floating dtype D: fp64, fp32, bf16
+/// or fp16; others throw ContractError. With D of 16 bits
+///  - arithmetic is fp32 throughout, and every element of an output is rounded once (to nearest even), when it is stored;
+///  - statistics are fp32: mean, rstd, logsumexp, cross-entropy statistics, gates, router probabilities (what this header calls
+///  so);
+///  - tensors that a call accumulates into are of D or fp32, all of a call alike: an element of D is read, added to in fp32 and
+///    rounded once;
+///  - the result of linear_forward may be fp32 (logits of a router).
+/// Tensors are contiguous and do not overlap unless said. "accumulates" means +=; everything else overwrites. All calls are
+/// deterministic: the same inputs give the same bits, for any number of threads. Shapes are checked (ContractError). Zero rows
+/// are legal everywhere and do nothing (accumulating outputs stay as they are).
 ///
 /// [tokens, ...] is [rows * sequence, ...].
 class Kernels {
@@ -149,6 +157,14 @@ class Kernels {
                                           const StridedRows& query, const StridedRows& key, const StridedRows& value,
                                           TensorView out, TensorView logsumexp, const StridedRows& dquery,
                                           const StridedRows& dkey, const StridedRows& dvalue) = 0;
+  /// Attention that keeps its matrix: probabilities [rows, heads, sequence, sequence], before dropout, 0 where a query does not
+  /// see a key. With D of 16 bits the products use them as they are kept, rounded. `out` as of attention_forward.
+  virtual void attention_materialized_forward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView qkv,
+                                              TensorView out, TensorView probabilities) = 0;
+  /// dqkv, from the kept qkv and probabilities and the regenerated mask. With P' the dropped and scaled probabilities,
+  ///   dV = P'^T dO;  dP = (dO V^T) mask / (1 - p);  dS = P (dP - rowsum(dP P));  dQ = dS K / sqrt(d);  dK = dS^T Q / sqrt(d)
+  virtual void attention_materialized_backward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView dout,
+                                               TensorView qkv, TensorView probabilities, TensorView dqkv) = 0;
   /// Generation: one new token per row. qkv [rows, 3 * heads * head_size] of the new token; key_cache and value_cache
   /// [rows, capacity, heads * head_size], of which entries [0, length) are set; appends the new key and value as entry `length`,
   /// then attends over [0, length]. out [rows, heads * head_size].
@@ -211,24 +227,38 @@ class Kernels {
   /// Accumulates: dembedding += dlogits^T x.
   virtual void head_backward_weight(TensorView x, TensorView dlogits, TensorView dembedding) = 0;
 
-  /// One AdamW update in place (equation at OptimizerConfig), one pass over memory.
-  virtual void adamw(const AdamWStep& step, TensorView gradient, TensorView parameter, TensorView m, TensorView v) = 0;
-  /// p <- p (1 - lr wd) - lr * gradient_scale * g.
-  virtual void sgd(double learning_rate, double weight_decay, double gradient_scale, TensorView gradient,
-                   TensorView parameter) = 0;
-  /// Sum of squares in double, in blocks of a fixed size: the same bits for any number of threads.
+  /// One AdamW update in place (equation at OptimizerConfig), one pass over memory. parameter, m and v are fp32 or fp64; gradient
+  /// is of their dtype or, beside fp32, 16 bits wide. `stored`, where not empty, is 16 bits wide and becomes `parameter` rounded
+  /// (fp32 only).
+  virtual void adamw(const AdamWStep& step, TensorView gradient, TensorView parameter, TensorView m, TensorView v,
+                     TensorView stored) = 0;
+  /// p <- p (1 - lr wd) - lr * gradient_scale * g; dtypes as of adamw. A 16-bit `parameter` is updated in fp32 and rounded (only
+  /// SGD; small updates are lost, which is why master copies exist).
+  virtual void sgd(double learning_rate, double weight_decay, double gradient_scale, TensorView gradient, TensorView parameter,
+                   TensorView stored) = 0;
+  /// to <- from, rounded once, to nearest even, where `to` is narrower. Any floating dtypes.
+  virtual void convert(TensorView from, TensorView to) = 0;
+  /// to <- the fp8 numbers nearest to scale * from, divided by scale (a power of two, so that `to`, fp32 or bf16, holds them
+  /// exactly); saturating, NaN stays NaN. `from` is fp32 or of 16 bits; `to` may be the same memory where it is of its dtype.
+  /// Returns the largest |from|, NaN left out (infinity counts); 0 of none.
+  [[nodiscard]] virtual double quantize_fp8(TensorView from, Fp8Format format, double scale, TensorView to) = 0;
+  /// Sum of squares in double, in blocks of a fixed size: the same bits for any number of threads. Not finite if and only if an
+  /// element is not (squares of fp32 and 16-bit numbers do not overflow): the norm, and the check of a scaled loss, in one pass.
   [[nodiscard]] virtual double squared_norm(TensorView x) = 0;
 
   virtual void fill(TensorView x, double value) = 0;
   /// x *= factor.
   virtual void scale(TensorView x, double factor) = 0;
-  /// y += x.
+  /// y += x. With x of 16 bits y may be fp32.
   virtual void add(TensorView x, TensorView y) = 0;
 };
 
 struct CpuKernelsOptions {
   int threads = 1;
   PitfallSet pitfalls = {};
+  /// fp32; or bf16, fp16: autocast. linear_* and head_* then round their fp32 operands to it on the way into the matrix product,
+  /// whose sums and results stay fp32 (biases and what is accumulated into are not rounded).
+  DType products = DType::f32;
   /// "auto", or one of "avx512", "avx2", "baseline", "onednn", "openblas", "own": to test each fallback on any machine.
   std::string instruction_set = "auto";
   std::string matrix_library = "auto";
@@ -241,6 +271,7 @@ struct CpuKernelsOptions {
 /// Measured peaks of this machine with `threads` threads: the denominators of "share of peak". Takes about a second.
 struct MeasuredPeaks {
   double fp32_matmul_flops_per_second = 0;  ///< 1024 x 1024 x 1024 and 1024 x 3072 x 768, best of several
+  double bf16_matmul_flops_per_second = 0;  ///< the same with bf16 operands and results
   double memory_bytes_per_second = 0;       ///< best of triad and update in place, far beyond the caches
 };
 [[nodiscard]] MeasuredPeaks measure_peaks(int threads);

@@ -6,6 +6,14 @@
 
 namespace tandem {
 
+std::unique_ptr<Kernels> make_kernels(const TrainingPlan& plan, const PitfallSet& pitfalls) {
+  CpuKernelsOptions options;
+  options.threads = plan.threads_per_rank;
+  options.pitfalls = pitfalls;
+  if (plan.numerics.autocast()) options.products = plan.numerics.compute;
+  return make_cpu_kernels(options);
+}
+
 KernelsInfo machine_kernels() { return make_cpu_kernels({})->info(); }
 
 std::vector<double> matrix_peaks_by_threads() {

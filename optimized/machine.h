@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
 #include <vector>
 
+#include "core/plan.h"
 #include "kernels/kernels.h"
 
 namespace tandem {
+
+/// The kernels that a rank of this plan computes with.
+[[nodiscard]] std::unique_ptr<Kernels> make_kernels(const TrainingPlan& plan, const PitfallSet& pitfalls = {});
 
 /// What the kernels run on here, and what they fell back from.
 [[nodiscard]] KernelsInfo machine_kernels();

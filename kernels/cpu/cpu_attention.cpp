@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/cpu_attention.h"
 
 namespace tandem::cpu {
 namespace {
@@ -47,27 +49,37 @@ void check_strided(const AttentionSegment& s, const StridedRows& operand, std::s
                            to_string(Shape{s.rows, tokens, s.heads, s.head_size})));
 }
 
+/// What a segment adds to may be wider than its operands.
+DType dtype_of_sums(const AttentionCall& call, const TensorView& sums, std::string_view name) {
+  const DType dtype = call.query.memory.dtype();
+  if (!call.accumulate) return dtype;
+  expect_accumulator(sums, name, dtype);
+  return sums.dtype();
+}
+
 void check_call(const AttentionCall& call, const DropoutSpec& dropout) {
   const AttentionSegment& s = call.segment;
   const DType dtype = call.query.memory.dtype();
   const std::int64_t width = s.heads * s.head_size;
   check_segment(s, dropout);
-  expect(call.out, "out", dtype, {s.rows * s.queries, width});
-  expect(call.logsumexp, "logsumexp", dtype, {s.rows, s.heads, s.queries});
+  if (call.probabilities) {
+    expect(call.probabilities, "probabilities", dtype, {s.rows, s.heads, s.queries, s.keys});
+  } else {
+    expect(call.logsumexp, "logsumexp", wide(dtype), {s.rows, s.heads, s.queries});
+  }
+  if (!call.probabilities || !call.backward) {
+    expect(call.out, "out", dtype_of_sums(call, call.out, "out"), {s.rows * s.queries, width});
+  }
   if (s.rows == 0 || s.queries == 0 || s.keys == 0) return;
   check_strided(s, call.query, "query", s.queries, dtype);
   check_strided(s, call.key, "key", s.keys, dtype);
   check_strided(s, call.value, "value", s.keys, dtype);
   if (!call.backward) return;
+  const DType sums = dtype_of_sums(call, call.dquery.memory, "dquery");
   expect(call.dout, "dout", dtype, {s.rows * s.queries, width});
-  check_strided(s, call.dquery, "dquery", s.queries, dtype);
-  check_strided(s, call.dkey, "dkey", s.keys, dtype);
-  check_strided(s, call.dvalue, "dvalue", s.keys, dtype);
-}
-
-template <class Real>
-Real* at(const StridedRows& operand, std::int64_t row, std::int64_t channel) {
-  return data_of<Real>(operand.memory) + operand.offset + row * operand.row_stride + channel;
+  check_strided(s, call.dquery, "dquery", s.queries, sums);
+  check_strided(s, call.dkey, "dkey", s.keys, sums);
+  check_strided(s, call.dvalue, "dvalue", s.keys, sums);
 }
 
 /// Part 0, 1 or 2 of qkv.
@@ -99,64 +111,75 @@ AttentionCall whole_call(const AttentionShape& shape, TensorView qkv, TensorView
   return call;
 }
 
-/// The operands of one (row, head) of the call; the mask and the scratch are left to the caller.
+AttentionCall whole_backward_call(const AttentionShape& shape, TensorView dout, TensorView qkv, TensorView dqkv) {
+  AttentionCall call = whole_call(shape, qkv, {}, {});
+  expect(dqkv, "dqkv", qkv.dtype(), {shape.rows * shape.sequence, 3 * shape.heads * shape.head_size});
+  call.backward = true;
+  call.dout = dout;
+  call.dquery = third(shape, dqkv, 0);
+  call.dkey = third(shape, dqkv, 1);
+  call.dvalue = third(shape, dqkv, 2);
+  return call;
+}
+
+/// The mask of one (row, head), where there is one.
 template <class Real>
-AttentionHead<Real> head_of(const AttentionCall& call, std::int64_t row, std::int64_t index) {
+void set_mask(const AttentionCall& call, const DropoutSpec& dropout, const MaskKey& mask, std::int64_t row, std::int64_t index,
+              AttentionHead<Real>& head) {
+  if (dropout.probability <= 0) return;
   const AttentionSegment& s = call.segment;
-  const std::int64_t width = s.heads * s.head_size, channel = index * s.head_size, first = row * s.queries * width + channel;
-  AttentionHead<Real> head = {};
-  head.queries = s.queries;
-  head.keys = s.keys;
-  head.query_begin = s.query_begin;
-  head.key_begin = s.key_begin;
-  head.head_size = s.head_size;
-  head.q_stride = call.query.token_stride;
-  head.k_stride = call.key.token_stride;
-  head.v_stride = call.value.token_stride;
-  head.out_stride = width;
-  head.document_starts = s.document_starts.empty() ? nullptr : s.document_starts.data() + row * s.document_stride;
-  head.q = at<Real>(call.query, row, channel);
-  head.k = at<Real>(call.key, row, channel);
-  head.v = at<Real>(call.value, row, channel);
-  head.out = data_of<Real>(call.out) + first;
-  head.logsumexp = data_of<Real>(call.logsumexp) + (row * s.heads + index) * s.queries;
-  head.accumulate = call.accumulate;
-  head.scale = static_cast<Real>(1.0 / std::sqrt(static_cast<double>(s.head_size)));
-  if (!call.backward) return head;
-  head.dout = data_of<Real>(call.dout) + first;
-  head.dq = at<Real>(call.dquery, row, channel);
-  head.dk = at<Real>(call.dkey, row, channel);
-  head.dv = at<Real>(call.dvalue, row, channel);
-  head.dq_stride = call.dquery.token_stride;
-  head.dk_stride = call.dkey.token_stride;
-  head.dv_stride = call.dvalue.token_stride;
-  return head;
+  const std::int64_t side = s.dropout_sequence;
+  head.mask = &mask;
+  head.mask_first_element = static_cast<std::uint64_t>(dropout.row_ids[static_cast<std::size_t>(row)] * dropout.row_elements +
+                                                       ((s.first_head + index) * side + s.query_begin) * side + s.key_begin);
+  head.mask_row_elements = side;
+  head.keep_scale = static_cast<Real>(1.0 / (1.0 - dropout.probability));
 }
 
 }  // namespace
+
+template <class Real>
+void CpuKernels::attention_head(const AttentionCall& call, std::int64_t item, const AttentionHead<Real>& head) {
+  const VectorOps<Real>& loops = ops<Real>();
+  if (!call.probabilities) {
+    (call.backward ? loops.attention_backward : loops.attention_forward)(head);
+    return;
+  }
+  const DType dtype = call.probabilities.dtype();
+  void* probabilities = element(call.probabilities, item * head.queries * head.keys);
+  if (call.backward) {
+    materialized_backward<Real>(*parts_.tables, head, dtype, probabilities);
+  } else {
+    materialized_forward<Real>(*parts_.tables, head, dtype, probabilities);
+  }
+}
 
 void CpuKernels::attention(const AttentionCall& call, const DropoutSpec& dropout) {
   check_call(call, dropout);
   const AttentionSegment& s = call.segment;
   if (s.rows == 0 || s.queries == 0 || s.keys == 0 || s.key_begin >= s.query_begin + s.queries) return;
   const MaskKey mask = mask_key(dropout);
-  with_real(call.query.memory, [&]<class Real>(Real) {
-    const VectorOps<Real>& loops = ops<Real>();
-    scratch_.reserve(static_cast<std::size_t>(loops.attention_scratch(s.keys, s.head_size)) * sizeof(Real));
+  const bool widened = is_16bit(call.query.memory.dtype());
+  with_arithmetic(call.query.memory, [&]<class Real>(Real) {
+    const std::int64_t loop_elements =
+        call.probabilities ? materialized_scratch(call) : ops<Real>().attention_scratch(s.keys, s.head_size);
+    scratch_.reserve(static_cast<std::size_t>(loop_elements + (widened ? WidenedHead::elements(call) : 0)) * sizeof(Real));
     pool_.run(s.rows * s.heads, [&](std::int64_t item, int thread) {
       const std::int64_t row = item / s.heads, index = item % s.heads;
-      AttentionHead<Real> head = head_of<Real>(call, row, index);
-      if (dropout.probability > 0) {
-        const std::int64_t side = s.dropout_sequence;
-        head.mask = &mask;
-        head.mask_first_element =
-            static_cast<std::uint64_t>(dropout.row_ids[static_cast<std::size_t>(row)] * dropout.row_elements +
-                                       ((s.first_head + index) * side + s.query_begin) * side + s.key_begin);
-        head.mask_row_elements = side;
-        head.keep_scale = static_cast<Real>(1.0 / (1.0 - dropout.probability));
+      const auto run = [&](AttentionHead<Real> head) {
+        set_mask(call, dropout, mask, row, index, head);
+        head.scratch = scratch_.of<Real>(thread);
+        attention_head(call, item, head);
+      };
+      if constexpr (std::is_same_v<Real, float>) {
+        if (widened) {
+          const WidenedHead copies(*parts_.tables, call, row, index, scratch_.of<float>(thread) + loop_elements);
+          run(copies.head());
+          copies.store();
+          return;
+        }
       }
-      head.scratch = scratch_.of<Real>(thread);
-      (call.backward ? loops.attention_backward : loops.attention_forward)(head);
+      run(head_in_place<Real>(call, row, index));
     });
   });
 }
@@ -168,13 +191,23 @@ void CpuKernels::attention_forward(const AttentionShape& shape, const DropoutSpe
 
 void CpuKernels::attention_backward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView dout, TensorView qkv,
                                     TensorView out, TensorView logsumexp, TensorView dqkv) {
-  AttentionCall call = whole_call(shape, qkv, out, logsumexp);
-  expect(dqkv, "dqkv", qkv.dtype(), {shape.rows * shape.sequence, 3 * shape.heads * shape.head_size});
-  call.backward = true;
-  call.dout = dout;
-  call.dquery = third(shape, dqkv, 0);
-  call.dkey = third(shape, dqkv, 1);
-  call.dvalue = third(shape, dqkv, 2);
+  AttentionCall call = whole_backward_call(shape, dout, qkv, dqkv);
+  call.out = out;
+  call.logsumexp = logsumexp;
+  attention(call, dropout);
+}
+
+void CpuKernels::attention_materialized_forward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView qkv,
+                                                TensorView out, TensorView probabilities) {
+  AttentionCall call = whole_call(shape, qkv, out, {});
+  call.probabilities = probabilities;
+  attention(call, dropout);
+}
+
+void CpuKernels::attention_materialized_backward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView dout,
+                                                 TensorView qkv, TensorView probabilities, TensorView dqkv) {
+  AttentionCall call = whole_backward_call(shape, dout, qkv, dqkv);
+  call.probabilities = probabilities;
   attention(call, dropout);
 }
 
@@ -221,6 +254,10 @@ void CpuKernels::attention_decode(int heads, std::int64_t head_size, std::int64_
   expect(value_cache, "value_cache", qkv.dtype(), {rows, capacity, width});
   expect(out, "out", qkv.dtype(), {rows, width});
   TANDEM_CHECK(length >= 0 && length < capacity, fmt::format("{} entries set of a cache of {}", length, capacity));
+  if (is_16bit(qkv.dtype())) {
+    decode_widened(heads, head_size, length, qkv, key_cache, value_cache, out);
+    return;
+  }
   with_real(qkv, [&]<class Real>(Real) {
     scratch_.reserve(static_cast<std::size_t>(capacity) * sizeof(Real));
     const auto scale = static_cast<Real>(1.0 / std::sqrt(static_cast<double>(head_size)));
@@ -234,6 +271,34 @@ void CpuKernels::attention_decode(int heads, std::int64_t head_size, std::int64_
       ops<Real>().attention_decode(query, keys, values, length + 1, width, head_size, scale, scratch_.of<Real>(thread),
                                    data_of<Real>(out) + row * width + channel);
     });
+  });
+}
+
+/// attention_decode() on 16-bit tensors: each head's cache is widened as it is used.
+void CpuKernels::decode_widened(int heads, std::int64_t head_size, std::int64_t length, const TensorView& qkv,
+                                const TensorView& key_cache, const TensorView& value_cache, const TensorView& out) {
+  const std::int64_t width = heads * head_size, rows = qkv.num_elements() / (3 * width), seen = length + 1;
+  const std::int64_t capacity = key_cache.num_elements() / (rows * width);
+  const DType dtype = qkv.dtype();
+  const std::size_t head_bytes = static_cast<std::size_t>(head_size) * size_bytes(dtype);
+  scratch_.reserve(Pieces::bytes(2, seen * head_size) + Pieces::bytes(1, seen) + Pieces::bytes(2, head_size));
+  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_size)));
+  pool_.run(rows * heads, [&](std::int64_t item, int thread) {
+    const std::int64_t row = item / heads, channel = item % heads * head_size;
+    const std::int64_t query = row * 3 * width + channel, first = row * capacity * width + channel;
+    Pieces copies = pieces(thread);
+    const float* token = copies.read<float>(qkv, query, head_size);
+    float *keys = copies.take(seen * head_size), *values = copies.take(seen * head_size);
+    std::memcpy(element(key_cache, first + length * width), element(qkv, query + width), head_bytes);
+    std::memcpy(element(value_cache, first + length * width), element(qkv, query + 2 * width), head_bytes);
+    for (std::int64_t t = 0; t < seen; ++t) {
+      widen(*parts_.tables, element(key_cache, first + t * width), dtype, keys + t * head_size, head_size);
+      widen(*parts_.tables, element(value_cache, first + t * width), dtype, values + t * head_size, head_size);
+    }
+    float* weights = copies.take(seen);
+    float* attended = copies.write<float>(out, row * width + channel, head_size);
+    ops<float>().attention_decode(token, keys, values, seen, head_size, head_size, scale, weights, attended);
+    copies.store();
   });
 }
 

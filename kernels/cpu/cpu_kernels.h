@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string_view>
 
+#include "kernels/cpu/cpu_products.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/simd/vector_ops.h"
+#include "kernels/cpu/storage.h"
 #include "kernels/cpu/worker_pool.h"
 #include "kernels/kernels.h"
 
@@ -17,6 +20,8 @@ struct CpuParts {
   const VectorTables* tables = nullptr;
   std::unique_ptr<MatrixLibrary> single_library;
   std::unique_ptr<MatrixLibrary> double_library;
+  bool bf16_products = false;   ///< bf16 operands go to single_library as they are, else converted to fp32
+  DType products = DType::f32;  ///< CpuKernelsOptions::products
   KernelsInfo info;
 };
 
@@ -25,6 +30,7 @@ struct AttentionCall {
   AttentionSegment segment;
   StridedRows query, key, value, dquery, dkey, dvalue;  ///< the gradients only for backward
   TensorView out, logsumexp, dout;
+  TensorView probabilities;  ///< of materialized attention, which has no logsumexp and whose backward does not read out
   bool accumulate = false;
   bool backward = false;
 };
@@ -64,6 +70,10 @@ class CpuKernels final : public Kernels {
                                   const StridedRows& query, const StridedRows& key, const StridedRows& value, TensorView out,
                                   TensorView logsumexp, const StridedRows& dquery, const StridedRows& dkey,
                                   const StridedRows& dvalue) override;
+  void attention_materialized_forward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView qkv, TensorView out,
+                                      TensorView probabilities) override;
+  void attention_materialized_backward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView dout, TensorView qkv,
+                                       TensorView probabilities, TensorView dqkv) override;
   void attention_decode(int heads, std::int64_t head_size, std::int64_t length, TensorView qkv, TensorView key_cache,
                         TensorView value_cache, TensorView out) override;
 
@@ -94,8 +104,12 @@ class CpuKernels final : public Kernels {
   void head_backward_input(TensorView dlogits, TensorView embedding, TensorView dx) override;
   void head_backward_weight(TensorView x, TensorView dlogits, TensorView dembedding) override;
 
-  void adamw(const AdamWStep& step, TensorView gradient, TensorView parameter, TensorView m, TensorView v) override;
-  void sgd(double learning_rate, double weight_decay, double gradient_scale, TensorView gradient, TensorView parameter) override;
+  void adamw(const AdamWStep& step, TensorView gradient, TensorView parameter, TensorView m, TensorView v,
+             TensorView stored) override;
+  void sgd(double learning_rate, double weight_decay, double gradient_scale, TensorView gradient, TensorView parameter,
+           TensorView stored) override;
+  void convert(TensorView from, TensorView to) override;
+  double quantize_fp8(TensorView from, Fp8Format format, double scale, TensorView to) override;
   double squared_norm(TensorView x) override;
 
   void fill(TensorView x, double value) override;
@@ -108,19 +122,26 @@ class CpuKernels final : public Kernels {
   template <class Real>
   [[nodiscard]] const MatrixLibrary& library() const;
 
-  /// The product, block by block; after(block) runs on the thread that made the block, while it is in that thread's cache.
-  template <class Real, class After>
-  void multiply(const MatrixProduct& product, const Real* a, const Real* b, Real* c, After after);
+  /// The product, block by block.
+  void multiply(const ProductCall& call);
   template <class Real>
-  void multiply(const MatrixProduct& product, const Real* a, const Real* b, Real* c) {
-    multiply(product, a, b, c, [](const Block&) {});
-  }
-  template <class Real>
-  void sum_columns(const Real* x, std::int64_t rows, std::int64_t columns, Real* sum);
+  void multiply_plain(const ProductCall& call);
 
-  template <class Real>
-  void apply_dropout(const DropoutSpec& dropout, const Real* x, const Real* residual, Real* out, std::int64_t count);
+  [[nodiscard]] Pieces pieces(int thread) const { return {*parts_.tables, scratch_, thread}; }
+  /// body(pieces, first, count) for chunks of [0, elements), none across a multiple of `grain`: of kWidenedElements where a
+  /// tensor of this dtype is widened, else of `grain`. Up to four pieces of a chunk fit the scratch.
+  template <class Body>
+  void for_each_chunk(DType dtype, std::int64_t elements, std::int64_t grain, Body body);
+  [[nodiscard]] const HalfOps& half_ops(DType dtype) const { return cpu::half_ops(*parts_.tables, dtype); }
+  /// table[ids[t]] += x[t] in order of t, x 16 bits wide; negative ids are left out.
+  void add_widened_rows(std::span<const std::int32_t> ids, const TensorView& x, const TensorView& table, std::int64_t width);
+
+  void apply_dropout(const DropoutSpec& dropout, const TensorView& x, const TensorView& residual, const TensorView& out);
   void attention(const AttentionCall& call, const DropoutSpec& dropout);
+  template <class Real>
+  void attention_head(const AttentionCall& call, std::int64_t item, const AttentionHead<Real>& head);
+  void decode_widened(int heads, std::int64_t head_size, std::int64_t length, const TensorView& qkv, const TensorView& key_cache,
+                      const TensorView& value_cache, const TensorView& out);
   double cross_entropy(TensorView logits, std::span<const std::int32_t> targets, const double* scale);
 
   CpuParts parts_;
@@ -157,6 +178,25 @@ void with_real(const TensorView& tensor, F f) {
   }
 }
 
+/// The same with the type that kernels compute in: float for 16 bits too.
+template <class F>
+void with_arithmetic(const TensorView& tensor, F f) {
+  if (is_16bit(tensor.dtype())) {
+    f(float{});
+  } else {
+    with_real(tensor, f);
+  }
+}
+
+template <class Body>
+void CpuKernels::for_each_chunk(DType dtype, std::int64_t elements, std::int64_t grain, Body body) {
+  const std::int64_t step = chunk_items(dtype, grain, 1);
+  if (is_16bit(dtype)) scratch_.reserve(Pieces::bytes(4, step));
+  pool_.run_pieces(elements, grain, [&](std::int64_t begin, std::int64_t end, int thread) {
+    for_chunks(begin, end, step, [&](std::int64_t first, std::int64_t count) { body(pieces(thread), first, count); });
+  });
+}
+
 template <class Real>
 [[nodiscard]] Real* data_of(const TensorView& tensor) {
   return static_cast<Real*>(tensor.data());
@@ -165,6 +205,12 @@ template <class Real>
 /// Throws ContractError, naming the operand, unless `tensor` has that dtype and as many elements as `shape`, its last extent
 /// equal (so that [rows, sequence, hidden] passes for [tokens, hidden]).
 void expect(const TensorView& tensor, std::string_view operand, DType dtype, std::initializer_list<std::int64_t> shape);
+
+/// The same of dtype and number of elements.
+void expect_count(const TensorView& tensor, std::string_view operand, DType dtype, std::int64_t count);
+
+/// Throws ContractError unless what is accumulated into is of the data's dtype, or fp32 where that is 16 bits wide.
+void expect_accumulator(const TensorView& tensor, std::string_view operand, DType data);
 
 /// Elements over `last`, the last extent of the tensor; throws ContractError where that is not the last extent.
 [[nodiscard]] std::int64_t rows_of(const TensorView& tensor, std::string_view operand, std::int64_t last);

@@ -217,7 +217,7 @@ void check_adamw(const char* set) {
   for (Real& value : v) value *= value;
   const auto got = with_any_threads<Real>(set, "auto", [&](Kernels& kernels) -> Outputs<Real> {
     Guarded<Real> gg({kCount}, g), gp({kCount}, p), gm({kCount}, m), gv({kCount}, v);
-    kernels.adamw(step, gg.view(), gp.view(), gm.view(), gv.view());
+    kernels.adamw(step, gg.view(), gp.view(), gm.view(), gv.view(), {});
     return {gp.values(), gm.values(), gv.values()};
   });
   if (got.empty()) GTEST_SKIP() << "not available here";
@@ -240,7 +240,7 @@ void check_vectors(const char* set) {
     kernels.fill(filled.view(), 0.375);
     kernels.scale(scaled.view(), 0.3);
     kernels.add(gx.view(), added.view());
-    kernels.sgd(0.5, 0.25, 2.0, gx.view(), stepped.view());
+    kernels.sgd(0.5, 0.25, 2.0, gx.view(), stepped.view(), {});
     norms.push_back(kernels.squared_norm(gx.view()));
     return {filled.values(), scaled.values(), added.values(), stepped.values()};
   });
@@ -285,7 +285,7 @@ TEST_P(Elementwise, NanAndInfinityPassThrough) {
   EXPECT_TRUE(std::isnan(kernels->cross_entropy_forward_backward(view_of(logits, {1, 100}), target, 1.0)));
   std::vector<float> p(100, 1.0F), m(100, 0.0F), v(100, 0.0F);
   kernels->adamw({.learning_rate = 0.1, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8}, view_of(gradient, {100}),
-                 view_of(p, {100}), view_of(m, {100}), view_of(v, {100}));
+                 view_of(p, {100}), view_of(m, {100}), view_of(v, {100}), {});
   EXPECT_TRUE(std::isnan(p[37]) && !std::isnan(p[36]));
   x[37] = std::numeric_limits<float>::infinity();
   EXPECT_TRUE(std::isinf(kernels->squared_norm(view_of(x, {100}))));

@@ -28,7 +28,7 @@ struct InstructionSet {
 std::vector<InstructionSet> instruction_sets() {
   std::vector<InstructionSet> sets;
 #if defined(__x86_64__)
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   sets.push_back({"avx512", avx512, cpu::avx512_tables});
@@ -88,6 +88,13 @@ void choose_matrix_libraries(const std::string& wanted, cpu::CpuParts& parts) {
   }
 }
 
+/// A machine's bf16 instructions come with its widest set: a narrower one asked for does without them.
+void choose_bf16_products(cpu::CpuParts& parts) {
+  parts.bf16_products = parts.info.instruction_set == "avx512" && parts.single_library->has_bf16();
+  parts.info.bf16_products =
+      parts.bf16_products ? fmt::format("{}, bf16 instructions", parts.single_library->name()) : cpu::kConvertedProducts;
+}
+
 }  // namespace
 
 std::unique_ptr<Kernels> make_cpu_kernels(const CpuKernelsOptions& options) {
@@ -95,7 +102,12 @@ std::unique_ptr<Kernels> make_cpu_kernels(const CpuKernelsOptions& options) {
   cpu::CpuParts parts;
   parts.info.backend = "cpu";
   parts.tables = &choose_instruction_set(options.instruction_set, parts.info);
+  if (options.products != DType::f32 && !is_16bit(options.products)) {
+    throw InputError(fmt::format("products in {}: use fp32, bf16 or fp16", name(options.products)));
+  }
+  parts.products = options.products;
   choose_matrix_libraries(options.matrix_library, parts);
+  choose_bf16_products(parts);
   return std::make_unique<cpu::CpuKernels>(std::move(parts), options.threads, options.pitfalls);
 }
 

@@ -123,7 +123,7 @@ PitfallResults results_with(const PitfallSet& pitfalls) {
   kernels->layer_norm_forward(view_of(small, {1, 4}), view_of(weight, {4}), view_of(bias, {4}), 1e-5,
                               view_of(results.norm, {1, 4}), view_of(mean, {1}), view_of(rstd, {1}));
   kernels->adamw({.learning_rate = 0.1, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8}, view_of(small, {4}),
-                 view_of(results.adam, {4}), view_of(m, {4}), view_of(v, {4}));
+                 view_of(results.adam, {4}), view_of(m, {4}), view_of(v, {4}), {});
   return results;
 }
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "core/error.h"
+
 namespace tandem::cpu {
 namespace {
 
@@ -36,6 +38,10 @@ class OwnLoops final : public MatrixLibrary {
 };
 
 }  // namespace
+
+void MatrixLibrary::multiply(const MatrixProduct&, const std::uint16_t*, const std::uint16_t*, float*) const {
+  TANDEM_CHECK(false, "this matrix library has no bf16 product");
+}
 
 std::unique_ptr<MatrixLibrary> make_own_library(const VectorTables& tables) { return std::make_unique<OwnLoops>(tables); }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -16,9 +17,10 @@ struct MatrixProduct {
   std::int64_t lda = 0, ldb = 0, ldc = 0;
   bool transpose_a = false, transpose_b = false;
   bool accumulate = false;
+  friend auto operator<=>(const MatrixProduct&, const MatrixProduct&) = default;
 };
 
-/// A library that multiplies matrices on the calling thread alone. Stateless: any number of threads may call at once.
+/// A library that multiplies matrices on the calling thread alone. Any number of threads may call at once.
 class MatrixLibrary {
  public:
   virtual ~MatrixLibrary() = default;
@@ -28,6 +30,10 @@ class MatrixLibrary {
   virtual void multiply(const MatrixProduct& product, const float* a, const float* b, float* c) const = 0;
   /// Throws ContractError where !has_double().
   virtual void multiply(const MatrixProduct& product, const double* a, const double* b, double* c) const = 0;
+  /// Whether bf16 operands are multiplied by instructions for them: faster than fp32.
+  [[nodiscard]] virtual bool has_bf16() const { return false; }
+  /// Operands in bf16 (bits), sums and result in fp32. Throws ContractError where !has_bf16().
+  virtual void multiply(const MatrixProduct& product, const std::uint16_t* a, const std::uint16_t* b, float* c) const;
 };
 
 /// Null where the build has no such library. `tables` must outlive the result.
@@ -49,13 +55,12 @@ struct Block {
 };
 [[nodiscard]] Block block_at(const BlockGrid& grid, std::int64_t m, std::int64_t n, std::int64_t index);
 
-/// Computes one block of a product on the calling thread.
-template <class Real>
-void multiply_block(const MatrixLibrary& library, MatrixProduct product, const Block& block, const Real* a, const Real* b,
-                    Real* c) {
+/// Computes one block of a product on the calling thread. c is where the block's first element goes.
+template <class Operand, class Result>
+void multiply_block(const MatrixLibrary& library, MatrixProduct product, const Block& block, const Operand* a, const Operand* b,
+                    Result* c) {
   a += block.row * (product.transpose_a ? 1 : product.lda);
   b += block.column * (product.transpose_b ? product.ldb : 1);
-  c += block.row * product.ldc + block.column;
   product.m = block.rows;
   product.n = block.columns;
   library.multiply(product, a, b, c);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "kernels/cpu/cpu_products.h"
 #include "kernels/cpu/huge_buffer.h"
 #include "kernels/cpu/worker_pool.h"
 #include "kernels/kernels.h"
@@ -28,16 +29,31 @@ double best_seconds(std::chrono::duration<double> budget, Body body) {
   return best;
 }
 
-double matmul_peak(int threads) {
-  const auto kernels = make_cpu_kernels({.threads = threads});
+/// A matrix of fp32 or bf16 for measuring, all of its elements `value`, which bf16 holds exactly.
+class TensorMemory {
+ public:
+  TensorMemory(DType dtype, std::array<std::int64_t, 2> shape, double value)
+      : memory_(static_cast<std::size_t>(shape[0] * shape[1]), 0.0F), view_(memory_.data(), dtype, {shape[0], shape[1]}) {
+    const auto wide = static_cast<float>(value);
+    if (dtype == DType::f32) {
+      std::ranges::fill(memory_.span(), wide);
+    } else {
+      std::fill_n(static_cast<std::uint16_t*>(view_.data()), view_.num_elements(), to_bf16_bits(wide));
+    }
+  }
+  [[nodiscard]] const TensorView& view() const { return view_; }
+
+ private:
+  cpu::HugeBuffer memory_;
+  TensorView view_;
+};
+
+double matmul_peak(Kernels& kernels, DType dtype) {
   double peak = 0;
   for (const auto& [rows, out, in] : {std::array<std::int64_t, 3>{1024, 1024, 1024}, {1024, 3072, 768}}) {
-    const cpu::HugeBuffer x(static_cast<std::size_t>(rows * in), 0.5F), w(static_cast<std::size_t>(in * out), 0.25F);
-    const cpu::HugeBuffer y(static_cast<std::size_t>(rows * out), 0.0F);
-    const double seconds = best_seconds(std::chrono::milliseconds(200), [&] {
-      kernels->linear_forward(TensorView(x.data(), DType::f32, {rows, in}), TensorView(w.data(), DType::f32, {in, out}), {},
-                              TensorView(y.data(), DType::f32, {rows, out}));
-    });
+    const TensorMemory x(dtype, {rows, in}, 0.5), w(dtype, {in, out}, 0.25), y(dtype, {rows, out}, 0.0);
+    const double seconds =
+        best_seconds(std::chrono::milliseconds(200), [&] { kernels.linear_forward(x.view(), w.view(), {}, y.view()); });
     peak = std::max(peak, 2.0 * static_cast<double>(rows * out * in) / seconds);
   }
   return peak;
@@ -64,6 +80,17 @@ double memory_peak(int threads) {
 
 }  // namespace
 
-MeasuredPeaks measure_peaks(int threads) { return {matmul_peak(threads), memory_peak(threads)}; }
+MeasuredPeaks measure_peaks(int threads) {
+  MeasuredPeaks peaks;
+  {
+    const auto kernels = make_cpu_kernels({.threads = threads});
+    peaks.fp32_matmul_flops_per_second = matmul_peak(*kernels, DType::f32);
+    // Converted to fp32, bf16 has no peak of its own.
+    const bool converted = kernels->info().bf16_products == cpu::kConvertedProducts;
+    if (!converted) peaks.bf16_matmul_flops_per_second = matmul_peak(*kernels, DType::bf16);
+  }
+  peaks.memory_bytes_per_second = memory_peak(threads);
+  return peaks;
+}
 
 }  // namespace tandem

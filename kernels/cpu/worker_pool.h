@@ -83,6 +83,7 @@ class ThreadScratch {
     for (auto& block : blocks_) block.reset(static_cast<std::byte*>(::operator new(size_bytes, kAlignment)));
     size_bytes_ = size_bytes;
   }
+  [[nodiscard]] std::size_t size_bytes() const noexcept { return size_bytes_; }
   template <class Real>
   [[nodiscard]] Real* of(int thread) const {
     return reinterpret_cast<Real*>(blocks_[static_cast<std::size_t>(thread)].get());

@@ -17,26 +17,23 @@ namespace {
 namespace fs = std::filesystem;
 constexpr const char* kFormat = "tandem-checkpoint-1";
 
-struct Moment {
-  const char* prefix;
-  TensorView (ParameterStore::*view)(std::size_t) const;
-};
-constexpr Moment kMoments[] = {{"m.", &ParameterStore::first_moment}, {"v.", &ParameterStore::second_moment}};
+constexpr const char* kMomentPrefixes[] = {"m.", "v."};
 
 struct Tensors {
   std::vector<WholeTensor> parameters;
   std::vector<WholeTensor> moments[2];
 };
 
-// On rank 0, whatever the layout.
+// On rank 0, whatever the layout: what the optimizer updates, so that nothing is lost to the storage's precision.
 Tensors gather(const Engine& engine) {
-  const auto whole = [&](TensorView (ParameterStore::*view)(std::size_t) const) {
+  const auto whole = [&](PartView view) {
     return gather_whole_tensors(engine.groups().world(), engine.options().model, engine.options().plan, engine.store(), view);
   };
   Tensors tensors;
-  tensors.parameters = whole(&ParameterStore::parameter);
-  if (!engine.store().first_moment(0)) return tensors;
-  for (std::size_t i = 0; i < std::size(kMoments); ++i) tensors.moments[i] = whole(kMoments[i].view);
+  tensors.parameters = whole(&ParameterStore::master);
+  if (engine.options().optimizer.kind != OptimizerKind::adamw) return tensors;
+  tensors.moments[0] = whole(&ParameterStore::first_moment);
+  tensors.moments[1] = whole(&ParameterStore::second_moment);
   return tensors;
 }
 
@@ -44,22 +41,22 @@ void write_tensors(const fs::path& folder, const Tensors& tensors) {
   std::vector<NamedTensor> parameters;
   std::vector<NamedTensor> moments;
   for (const WholeTensor& tensor : tensors.parameters) parameters.push_back({tensor.name, tensor.values});
-  for (std::size_t i = 0; i < std::size(kMoments); ++i) {
-    for (const WholeTensor& tensor : tensors.moments[i]) moments.push_back({kMoments[i].prefix + tensor.name, tensor.values});
+  for (std::size_t i = 0; i < std::size(kMomentPrefixes); ++i) {
+    for (const WholeTensor& tensor : tensors.moments[i]) moments.push_back({kMomentPrefixes[i] + tensor.name, tensor.values});
   }
   write_safetensors(folder / "model.safetensors", parameters, {{"format", "pt"}});
   if (!moments.empty()) write_safetensors(folder / "optimizer.safetensors", moments);
 }
 
 // This rank's part of the whole tensor in the file.
-void assign_from(const SafetensorsFile& file, const std::string& name, const ShardSpec& shard, TensorView target) {
+std::vector<double> read_part(const SafetensorsFile& file, const std::string& name, const ShardSpec& shard) {
   const SafetensorsEntry& entry = file.entry(name);
   if (entry.shape != shard.global_shape) {
     throw InputError(fmt::format("{}: {} is {}, the model needs {}", file.path().string(), name, to_string(entry.shape),
                                  to_string(shard.global_shape)));
   }
-  const std::vector<double> whole = file.read_as<double>(name);
-  ParameterStore::assign(target, shard.is_whole() ? whole : gather_from(shard, whole));
+  std::vector<double> whole = file.read_as<double>(name);
+  return shard.is_whole() ? whole : gather_from(shard, whole);
 }
 
 template <class T>
@@ -69,6 +66,26 @@ T field(const nlohmann::json& json, const char* key, const fs::path& file) {
   } catch (const nlohmann::json::exception&) {
     throw InputError(fmt::format("{}: field '{}' is missing or has the wrong type", file.string(), key));
   }
+}
+
+nlohmann::json to_json(const LossScalerState& state) {
+  return {{"scale", state.scale}, {"growth_tracker", state.growth_tracker}, {"skipped_steps", state.skipped_steps}};
+}
+
+nlohmann::json to_json(const Fp8ScalingState& state) { return {{"histories", state.histories}, {"position", state.position}}; }
+
+Fp8ScalingState fp8_state(const nlohmann::json& json, const fs::path& file) {
+  if (!json.contains("fp8")) return {};
+  const auto& saved = json.at("fp8");
+  return {field<std::vector<double>>(saved, "histories", file), field<std::int64_t>(saved, "position", file)};
+}
+
+// Checkpoints of runs without a scale may lack it.
+LossScalerState scaler_state(const nlohmann::json& json, const fs::path& file) {
+  if (!json.contains("loss_scale")) return {};
+  const auto& saved = json.at("loss_scale");
+  return {field<double>(saved, "scale", file), field<std::int64_t>(saved, "growth_tracker", file),
+          field<std::int64_t>(saved, "skipped_steps", file)};
 }
 
 }  // namespace
@@ -89,8 +106,10 @@ fs::path save_checkpoint(const fs::path& folder, const Engine& engine, const Che
     write_tensors(unfinished, tensors);
     const nlohmann::json state = {{"format", kFormat},
                                   {"next_step", info.next_step},
-                                  {"updates", info.updates},
+                                  {"updates", engine.updates()},
                                   {"data", info.data},
+                                  {"loss_scale", to_json(engine.loss_scaler().state())},
+                                  {"fp8", to_json(engine.fp8_scaling() != nullptr ? engine.fp8_scaling()->state() : Fp8ScalingState())},
                                   {"config", nlohmann::json::parse(to_json(info.config))}};
     write_file_atomically(unfinished / "state.json", state.dump(2) + "\n");
     fs::remove_all(complete, error);
@@ -135,6 +154,8 @@ CheckpointInfo read_checkpoint_info(const fs::path& step_folder) {
   info.next_step = field<std::int64_t>(json, "next_step", file);
   info.updates = field<std::int64_t>(json, "updates", file);
   info.data = field<std::string>(json, "data", file);
+  info.loss_scaler = scaler_state(json, file);
+  info.fp8 = fp8_state(json, file);
   info.config = config_from_json(field<nlohmann::json>(json, "config", file).dump(), file.string());
   return info;
 }
@@ -143,22 +164,31 @@ void load_checkpoint(const fs::path& step_folder, const CheckpointInfo& info, En
   ParameterStore& store = engine.store();
   const SafetensorsFile parameters(step_folder / "model.safetensors");
   for (std::size_t i = 0; i < store.size(); ++i) {
-    assign_from(parameters, store.spec(i).name, store.shard(i), store.parameter(i));
+    const std::vector<double> values = read_part(parameters, store.spec(i).name, store.shard(i));
+    // The optimizer goes on from the master copy: one that was left as it was brings the old weights back at the first update.
+    if (engine.context().pitfalls.on(Pitfall::master_not_refreshed_on_load)) {
+      store.set_stored(i, values);
+    } else {
+      store.set_parameter(i, values);
+    }
   }
   engine.set_updates(info.updates);
-  if (!store.first_moment(0)) return;
+  LossScalerState scaler = info.loss_scaler;
+  // A counter that starts again lets the scale grow at other steps than the uninterrupted run.
+  if (engine.context().pitfalls.on(Pitfall::scaler_count_not_saved)) scaler.growth_tracker = 0;
+  engine.loss_scaler().set_state(scaler);
+  // Of a run in another precision there is no history: scales begin at 1.
+  const bool forgets_scales = engine.context().pitfalls.on(Pitfall::fp8_history_not_saved);
+  if (engine.fp8_scaling() != nullptr && !info.fp8.histories.empty() && !forgets_scales) engine.fp8_scaling()->set_state(info.fp8);
+  if (engine.options().optimizer.kind != OptimizerKind::adamw) return;
   const SafetensorsFile moments(step_folder / "optimizer.safetensors");
-  for (std::size_t i = 0; i < store.size(); ++i) {
-    for (const Moment& moment : kMoments) {
-      assign_from(moments, moment.prefix + store.spec(i).name, store.shard(i), (store.*moment.view)(i));
-    }
-  }
   // Parameters alone continue the loss curve for a while; moments that start again from zero bend it.
-  if (engine.context().pitfalls.on(Pitfall::resume_forgets_moments)) {
-    for (std::size_t i = 0; i < store.size(); ++i) {
-      for (const Moment& moment : kMoments) engine.context().kernels->fill((store.*moment.view)(i), 0.0);
-    }
+  const bool forgets = engine.context().pitfalls.on(Pitfall::resume_forgets_moments);
+  for (std::size_t i = 0; i < store.size() && !forgets; ++i) {
+    const auto moment = [&](const char* prefix) { return read_part(moments, prefix + store.spec(i).name, store.shard(i)); };
+    store.set_moments(i, moment(kMomentPrefixes[0]), moment(kMomentPrefixes[1]));
   }
+  if (forgets) store.zero_moments();
 }
 
 }  // namespace tandem

@@ -15,8 +15,11 @@ namespace tandem {
 struct CheckpointInfo {
   RunConfig config;
   std::int64_t next_step = 0;  ///< the first step that is not yet in the parameters
+  std::string data;            ///< where the batches came from, as the command line named it
+  // Of the engine; save_checkpoint() takes them from there:
   std::int64_t updates = 0;
-  std::string data;  ///< where the batches came from, as the command line named it
+  LossScalerState loss_scaler{};
+  Fp8ScalingState fp8{};
 };
 
 /// A plain synchronous checkpoint of whole tensors: FOLDER/step-00000120/{model,optimizer}.safetensors and state.json. It is

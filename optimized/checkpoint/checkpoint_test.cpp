@@ -37,10 +37,10 @@ void with_engine(const RunConfig& config, const std::function<void(Engine&)>& us
 
 std::vector<std::vector<double>> state_of(const Engine& engine) {
   std::vector<std::vector<double>> state;
-  for (std::size_t i = 0; i < engine.store().size(); ++i) {
-    state.push_back(ParameterStore::values_of(engine.store().parameter(i)));
-    state.push_back(ParameterStore::values_of(engine.store().first_moment(i)));
-    state.push_back(ParameterStore::values_of(engine.store().second_moment(i)));
+  for (const OwnedPart& part : engine.store().parts()) {
+    state.push_back(ParameterStore::values_of(engine.store().master(part)));
+    state.push_back(ParameterStore::values_of(engine.store().first_moment(part)));
+    state.push_back(ParameterStore::values_of(engine.store().second_moment(part)));
   }
   return state;
 }
@@ -53,7 +53,7 @@ std::vector<std::vector<double>> save_trained(const fs::path& folder, std::int64
   with_engine(config, [&](Engine& engine) {
     engine.store().initialise(config.model, Initialization::gpt2, 1);
     for (std::int64_t step = 0; step < steps; ++step) engine.train_step(corpus.training_batch(step, 3), step);
-    (void)save_checkpoint(folder, engine, {config, steps, engine.updates(), "synthetic"});
+    (void)save_checkpoint(folder, engine, {config, steps, "synthetic"});
     state = state_of(engine);
   });
   return state;

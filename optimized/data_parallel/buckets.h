@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "core/batch.h"
+#include "core/plan.h"
+#include "core/process_grid.h"
 #include "optimized/hybrid_parallel/parameter_layout.h"
 
 namespace tandem {
@@ -14,6 +16,8 @@ struct GradientBucket {
   Interval elements;     ///< of the flat buffer
   Interval parameters;   ///< indices into the rank's local parameters
   bool experts = false;  ///< summed over the replicas of experts, not over those of dense parameters
+
+  [[nodiscard]] GroupAxis axis() const noexcept { return experts ? GroupAxis::expert_gradient : GroupAxis::gradient; }
 };
 
 /// Parameters in backward order (last held first), a new bucket whenever the next tensor would exceed `bucket_bytes` or is of the
@@ -21,5 +25,15 @@ struct GradientBucket {
 /// ready first.
 [[nodiscard]] std::vector<GradientBucket> gradient_buckets(const std::vector<LocalParameter>& parameters,
                                                            std::int64_t bucket_bytes, std::int64_t element_bytes);
+
+/// Units, in backward order: what ZeRO deals, gathers and frees as one, and what the gradient norm is summed by. The dense
+/// parameters of one block, the experts of one block, each embedding table, the final norm, a separate head.
+[[nodiscard]] std::vector<GradientBucket> parameter_units(const std::vector<LocalParameter>& parameters);
+
+/// The buckets of a plan: units with ZeRO, else by size.
+[[nodiscard]] std::vector<GradientBucket> buckets_of(const TrainingPlan& plan, const std::vector<LocalParameter>& parameters);
+
+/// Sizes of the parts that `ranks` ranks keep of a unit.
+[[nodiscard]] std::vector<std::int64_t> part_sizes(const GradientBucket& unit, int ranks);
 
 }  // namespace tandem

@@ -186,7 +186,7 @@ TEST_P(Composition, GathersEveryTensorWhole) {
   const auto expected = reference::initial_parameters<double>(model, Initialization::scattered, kSeed);
   with_engines(model, plan_of(GetParam()), 1, [&](Engine& engine, int rank) {
     const std::vector<WholeTensor> tensors =
-        gather_whole_tensors(engine.groups().world(), model, engine.options().plan, engine.store(), &ParameterStore::parameter);
+        gather_whole_tensors(engine.groups().world(), model, engine.options().plan, engine.store(), &ParameterStore::master);
     ASSERT_EQ(tensors.size(), rank == 0 ? expected.size() : 0);
     for (const WholeTensor& tensor : tensors) {
       EXPECT_EQ(ParameterStore::values_of(tensor.values), expected.at(tensor.name)) << tensor.name;

@@ -21,6 +21,11 @@ EngineOptions checked(EngineOptions options) {
   return options;
 }
 
+std::optional<Fp8Scaling> fp8_of(const EngineOptions& options, const PitfallSet& pitfalls) {
+  if (!options.plan.numerics.fp8) return std::nullopt;
+  return Fp8Scaling(options.plan.fp8, options.model.layers, pitfalls);
+}
+
 // Which rows a rank reads follows from its place on the data axis: ranks of one model replica must read the same.
 int data_rank(const ProcessGroups& groups, const PitfallSet& pitfalls) {
   if (pitfalls.on(Pitfall::rows_by_world_rank)) return groups.rank() % groups.grid().degrees().data;
@@ -33,11 +38,14 @@ Engine::Engine(const RankContext& context, EngineOptions options)
     : context_(context),
       options_(checked(std::move(options))),
       groups_(*context.world, options_.plan, context.pitfalls),
-      store_(*context.arena, options_.model, options_.plan, options_.optimizer.kind, context.world->rank()),
-      stage_(context, options_.model, options_.plan, groups_, store_),
+      host_(options_.plan.offload == "optimizer" ? std::make_unique<Arena>() : nullptr),
+      store_(*context.arena, options_.model, options_.plan, options_.optimizer.kind, context.world->rank(), host_.get(),
+             context.pitfalls),
+      fp8_(fp8_of(options_, context.pitfalls)),
+      stage_(context, options_.model, options_.plan, groups_, store_, fp8_scaling()),
       sync_(context, options_.plan.numerics),
-      buckets_(gradient_buckets(store_.parameters(), options_.plan.buckets.bucket_bytes,
-                                static_cast<std::int64_t>(size_bytes(options_.plan.numerics.accumulate)))) {}
+      scaler_(options_.plan.loss_scale, scales_loss_dynamically(options_.plan), scales_loss(options_.plan), context.pitfalls),
+      buckets_(buckets_of(options_.plan, store_.parameters())) {}
 
 StepInputs Engine::inputs_of(const Batch& global_batch, const GlobalBatch& dealt, std::int64_t step, bool training) const {
   TANDEM_CHECK(global_batch.rows == dealt.rows,
@@ -50,6 +58,7 @@ StepInputs Engine::inputs_of(const Batch& global_batch, const GlobalBatch& dealt
   inputs.dropout_seed = options_.dropout_seed;
   inputs.step = static_cast<std::uint32_t>(step);
   inputs.training = training;
+  inputs.gradient_scale = scaler_.scale();
   const int rank = data_rank(groups_, context_.pitfalls);
   for (int micro_batch = 0; micro_batch < dealt.micro_batches; ++micro_batch) {
     const Interval rows = micro_batch_rows(dealt.rows, local.data_ranks, rank, dealt.micro_batches, micro_batch);
@@ -75,27 +84,23 @@ StepResult Engine::train_step(const Batch& global_batch, std::int64_t step) {
     state.rank_tokens += static_cast<double>(micro_batch.batch.valid_tokens());
   }
   stage_.begin_step(std::move(inputs));
+  state.result.loss_scale = scaler_.scale();
   state.valid_tokens = state.rank_tokens;
   if (groups_.grid().size() == 1) know_tokens(state);
   zero_gradients();
   for (const Operation& operation : program_) execute(operation, state);
   stage_.finish_messages();
-  if (groups_.grid().size() == 1) share_totals(state);
+  if (groups_.grid().size() == 1) {
+    share_totals(state);
+    if (fp8_) fp8_->end_step(nullptr);
+  }
   return state.result;
 }
 
 void Engine::execute(const Operation& op, StepState& state) {
   switch (op.kind) {
-    case OpKind::allocate: stage_.allocate(op); break;
-    case OpKind::free:
-      stage_.free(op);
-      // The loss of every micro-batch carries the divisor of the whole step: whoever rescales the accumulated gradient as well,
-      // each time that a micro-batch comes back, makes a moving average of it.
-      if (context_.pitfalls.on(Pitfall::gradient_scaled_per_micro_batch) && op.part == Part::block && op.layer < 0 &&
-          op.phase == Phase::backward_input) {
-        context_.kernels->scale(store_.all_gradients(), 1.0 / options_.plan.batch.micro_batches);
-      }
-      break;
+    case OpKind::allocate: allocate(op); break;
+    case OpKind::free: free(op); break;
     case OpKind::communicate: communicate(op, state); break;
     case OpKind::gradient_norm: finish_gradients(state); break;
     case OpKind::optimizer: update(state); break;
@@ -108,7 +113,7 @@ void Engine::execute(const Operation& op, StepState& state) {
       }
       const SpanScope span(context_.timeline, context_.timeline != nullptr ? to_string(op) : std::string(), Activity::compute,
                            static_cast<int>(state.step));
-      stage_.compute(op);
+      compute(op);
       if (options_.injected_seconds) {
         std::this_thread::sleep_for(std::chrono::duration<double>(options_.injected_seconds(op)));
       }
@@ -117,11 +122,65 @@ void Engine::execute(const Operation& op, StepState& state) {
   }
 }
 
+void Engine::allocate(const Operation& op) {
+  if (op.category == MemoryCategory::parameters) {
+    if (context_.pitfalls.on(Pitfall::gathered_weights_stale) && store_.holds_parameters(op.bucket)) return;
+    store_.hold_parameters(op.bucket);
+  } else if (op.category == MemoryCategory::gradients) {
+    store_.hold_gradients(op.bucket);
+    context_.kernels->fill(store_.unit_gradients(op.bucket), 0.0);
+  } else {
+    stage_.allocate(op);
+  }
+}
+
+void Engine::free(const Operation& op) {
+  if (op.category == MemoryCategory::parameters) {
+    // What stays after its use saves nothing; what is taken for fresh in the next step is stale.
+    if (context_.pitfalls.on(Pitfall::gathered_parameters_kept) || context_.pitfalls.on(Pitfall::gathered_weights_stale)) return;
+    store_.drop_parameters(op.bucket);
+  } else if (op.category == MemoryCategory::gradients) {
+    store_.drop_gradients(op.bucket);
+  } else {
+    stage_.free(op);
+    finish_micro_batch(op);
+  }
+}
+
+// Planted faults of what happens between two micro-batches; nothing otherwise.
+void Engine::finish_micro_batch(const Operation& op) {
+  if (op.part != Part::block || op.layer >= 0 || op.phase != Phase::backward_input) return;
+  // The loss of every micro-batch carries the divisor of the whole step: whoever rescales the accumulated gradient as well,
+  // each time that a micro-batch comes back, makes a moving average of it.
+  if (context_.pitfalls.on(Pitfall::gradient_scaled_per_micro_batch)) {
+    context_.kernels->scale(store_.all_gradients(), 1.0 / options_.plan.batch.micro_batches);
+  }
+  // Sums over micro-batches are kept in fp32: in 16 bits, the later ones fall below half a unit in the last place.
+  if (context_.pitfalls.on(Pitfall::micro_batches_summed_in_half)) round_gradients_to_storage();
+}
+
+void Engine::round_gradients_to_storage() {
+  const TensorView gradients = store_.kept_gradients();
+  const DType half = is_16bit(store_.storage()) ? store_.storage() : DType::bf16;
+  const Arena::Buffer memory = context_.arena->allocate(half, gradients.shape(), MemoryCategory::workspace);
+  context_.kernels->convert(gradients, memory.view(half, gradients.shape()));
+  context_.kernels->convert(memory.view(half, gradients.shape()), gradients);
+}
+
+void Engine::compute(const Operation& op) {
+  wait_for_parameters(op);
+  stage_.compute(op);
+}
+
 void Engine::communicate(const Operation& op, StepState& state) {
   if (op.purpose == Purpose::gradient) {
     if (!state.reduced_early || op.bucket < 0) reduce_gradients(op);
+  } else if (op.purpose == Purpose::parameter) {
+    gather_parameters(op);
   } else if (op.purpose == Purpose::activation) {
     stage_.communicate(op);
+  } else if (op.axis == GroupAxis::gradient || op.axis == GroupAxis::expert_gradient) {
+    share_partials(op, state);
   } else if (op.axis == GroupAxis::model) {
     share_norm(state);
   } else if (!state.tokens_known) {
@@ -129,8 +188,12 @@ void Engine::communicate(const Operation& op, StepState& state) {
     const bool speaks = groups_.here().tensor == 0 && groups_.here().pipeline == 0;
     state.valid_tokens = all_reduce_sum(groups_.world(), speaks ? state.rank_tokens : 0.0);
     know_tokens(state);
-  } else {
+  } else if (state.norm_known && !state.overflow_agreed && scales_loss(options_.plan)) {
+    agree_on_overflow(state);
+  } else if (!state.totals_shared) {
     share_totals(state);
+  } else {
+    fp8_->end_step(&groups_.world(), static_cast<int>(state.step));
   }
 }
 
@@ -144,18 +207,20 @@ void Engine::know_tokens(StepState& state) {
 
 double Engine::loss_scale(const Batch& part, const StepState& state) const {
   if (state.valid_tokens == 0) return 0.0;
+  const double scale = stage_.inputs().gradient_scale;
   // Every token counts the same: one divisor for all ranks and micro-batches. Means of means weigh tokens of short rows more.
   const auto part_tokens = static_cast<double>(std::max<std::int64_t>(1, part.valid_tokens()));
   if (context_.pitfalls.on(Pitfall::mean_of_micro_batch_means)) {
-    return state.rank_tokens / state.valid_tokens / (part_tokens * options_.plan.batch.micro_batches);
+    return scale * state.rank_tokens / state.valid_tokens / (part_tokens * options_.plan.batch.micro_batches);
   }
   if (context_.pitfalls.on(Pitfall::mean_of_rank_means)) {
-    return 1.0 / (std::max(1.0, state.rank_tokens) * options_.plan.parallel.data);
+    return scale / (std::max(1.0, state.rank_tokens) * options_.plan.parallel.data);
   }
-  return 1.0 / state.valid_tokens;
+  return scale / state.valid_tokens;
 }
 
 void Engine::share_totals(StepState& state) {
+  state.totals_shared = true;
   const StageTotals own = stage_.take_totals();
   std::vector<double> sums = {own.loss_sum, own.auxiliary_loss, static_cast<double>(own.kept), static_cast<double>(own.dropped)};
   if (options_.model.experts == 0) sums.resize(1);
@@ -189,11 +254,12 @@ double Engine::evaluate(const Batch& global_batch) {
   stage_.begin_step(std::move(inputs));
   for (const Operation& op : evaluation_) {
     switch (op.kind) {
-      case OpKind::allocate: stage_.allocate(op); break;
-      case OpKind::free: stage_.free(op); break;
-      case OpKind::compute: stage_.compute(op); break;
+      case OpKind::allocate: allocate(op); break;
+      case OpKind::free: free(op); break;
+      case OpKind::compute: compute(op); break;
       case OpKind::communicate:
         if (op.purpose == Purpose::activation) stage_.communicate(op);
+        if (op.purpose == Purpose::parameter) gather_parameters(op);
         break;
       default: break;
     }

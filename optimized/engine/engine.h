@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -14,6 +17,8 @@
 #include "optimized/engine/gpt_stage.h"
 #include "optimized/engine/parameter_store.h"
 #include "optimized/engine/rank_context.h"
+#include "optimized/loss_scaling/fp8.h"
+#include "optimized/loss_scaling/loss_scaler.h"
 
 namespace tandem {
 
@@ -27,14 +32,18 @@ struct EngineOptions {
   /// Time that each operation takes beside its own, asleep inside its span: stands in for work of a stated size where more ranks
   /// than cores work at once. Empty: none.
   std::function<double(const Operation&)> injected_seconds = {};
+  /// Called with the reduced gradients before anybody looks at them, to put a fault into what this rank keeps. Empty: none.
+  std::function<void(ParameterStore&, std::int64_t step)> inject_gradient_fault = {};
 };
 
 struct StepResult {
   double loss = 0;           ///< mean over the valid tokens of the global batch, before the update; the same on all ranks
-  double gradient_norm = 0;  ///< before clipping
+  double gradient_norm = 0;  ///< before clipping, in units of the unscaled loss
   double clip_coefficient = 1;
   double learning_rate = 0;
   std::int64_t valid_tokens = 0;  ///< of the global batch
+  double loss_scale = 1;          ///< that this step ran with
+  bool skipped = false;           ///< the gradient was not finite: nothing was updated
   // With experts:
   double auxiliary_loss = 0;                                   ///< weighted, not part of `loss`
   std::int64_t kept_assignments = 0, dropped_assignments = 0;  ///< of tokens to experts, over all layers
@@ -68,6 +77,13 @@ class Engine {
   [[nodiscard]] std::int64_t updates() const noexcept { return updates_; }
   /// For resume: how many updates the moments have seen.
   void set_updates(std::int64_t updates) noexcept { updates_ = updates; }
+  /// Of what the plan keeps in host memory; nothing there otherwise.
+  [[nodiscard]] MemoryLedger host_ledger() const { return host_ != nullptr ? host_->ledger() : MemoryLedger(); }
+  [[nodiscard]] LossScaler& loss_scaler() noexcept { return scaler_; }
+  [[nodiscard]] const LossScaler& loss_scaler() const noexcept { return scaler_; }
+  /// Scales of fp8 operands; null where the plan has none.
+  [[nodiscard]] Fp8Scaling* fp8_scaling() noexcept { return fp8_ ? &*fp8_ : nullptr; }
+  [[nodiscard]] const Fp8Scaling* fp8_scaling() const noexcept { return fp8_ ? &*fp8_ : nullptr; }
   /// The program that the last step executed.
   [[nodiscard]] const StepProgram& program() const noexcept { return program_; }
 
@@ -75,7 +91,12 @@ class Engine {
   struct StepState;
   [[nodiscard]] StepInputs inputs_of(const Batch& global_batch, const GlobalBatch& dealt, std::int64_t step, bool training) const;
   void execute(const Operation& operation, StepState& state);
+  void allocate(const Operation& operation);
+  void free(const Operation& operation);
+  void compute(const Operation& operation);
   void communicate(const Operation& operation, StepState& state);
+  void finish_micro_batch(const Operation& operation);
+  void round_gradients_to_storage();
   void know_tokens(StepState& state);
   void share_totals(StepState& state);
   [[nodiscard]] double loss_scale(const Batch& part, const StepState& state) const;
@@ -83,20 +104,31 @@ class Engine {
   void reduce_gradients(const Operation& operation);
   void reduce_bucket(int bucket);
   void reduce_all_buckets();
+  void scatter_bucket(const Operation& operation);
+  void gather_parameters(const Operation& operation);
+  void wait_for_parameters(const Operation& operation);
   void sum_tied_after_scatter(Communicator& replicas, TensorView bucket);
   void reduce_tensor_partials(const Operation& operation);
   void finish_gradients(StepState& state);
+  void share_partials(const Operation& operation, StepState& state);
   void share_norm(StepState& state);
+  [[nodiscard]] int expert_rank() const { return groups_.here().data % options_.plan.parallel.expert; }
+  void agree_on_overflow(StepState& state);
   void clip(StepState& state);
+  [[nodiscard]] bool finish_scaled_step(const StepState& state);
   void update(StepState& state);
 
   RankContext context_;
   EngineOptions options_;
   ProcessGroups groups_;
+  std::unique_ptr<Arena> host_;  // optimizer state that is offloaded; else null
   ParameterStore store_;
+  std::optional<Fp8Scaling> fp8_;
   GptStage stage_;
   GradientSync sync_;
+  LossScaler scaler_;
   std::vector<GradientBucket> buckets_;
+  std::map<int, Work> gathering_;  // parameters on their way, by bucket
   StepProgram program_;
   std::int64_t program_sequence_ = -1;
   StepProgram evaluation_;

@@ -8,10 +8,29 @@
 #include "optimized/engine/step_state.h"
 
 namespace tandem {
+namespace {
+
+// Gradients of some parameters, as far as this rank keeps them: whole, with ZeRO stages 2 and 3 its parts.
+template <class Which>
+std::vector<TensorView> kept_parts(const ParameterStore& store, const Which& which) {
+  std::vector<TensorView> parts;
+  if (store.keeps_whole_gradients()) {
+    for (std::size_t i = 0; i < store.size(); ++i) {
+      if (which(store.parameters()[i])) parts.push_back(store.gradient(i).flat());
+    }
+    return parts;
+  }
+  for (const OwnedPart& part : store.parts()) {
+    if (which(store.parameters()[part.parameter])) parts.push_back(store.gradient(part));
+  }
+  return parts;
+}
+
+}  // namespace
 
 void Engine::zero_gradients() {
   if (!context_.pitfalls.on(Pitfall::gradient_never_written)) {
-    context_.kernels->fill(store_.all_gradients(), 0.0);
+    context_.kernels->fill(store_.kept_gradients(), 0.0);
     return;
   }
   for (std::size_t i = 0; i < store_.size(); ++i) {
@@ -27,7 +46,11 @@ void Engine::reduce_gradients(const Operation& op) {
     if (context_.pitfalls.on(Pitfall::tied_embedding_not_summed)) return;
     const bool too_late = groups_.size(GroupAxis::gradient) > 1;  // in reduce_bucket()
     if (context_.pitfalls.on(Pitfall::tied_embedding_summed_after_scatter) && too_late) return;
-    all_reduce(groups_.of(GroupAxis::embedding), store_.gradient(store_.index_of("wte.weight")), {op.purpose, to_string(op)});
+    for (const TensorView& part : kept_parts(store_, [](const LocalParameter& p) { return p.tied_copy; })) {
+      all_reduce(groups_.of(GroupAxis::embedding), part, {op.purpose, to_string(op)});
+    }
+  } else if (options_.plan.zero_stage > 0) {
+    scatter_bucket(op);
   } else {
     reduce_bucket(op.bucket);
   }
@@ -41,9 +64,7 @@ void Engine::reduce_tensor_partials(const Operation& op) {
   const Arena::Buffer memory = context_.arena->allocate(dtype, {elements}, MemoryCategory::communication);
   const auto for_each_part = [&](auto&& use) {
     std::int64_t begin = 0;
-    for (std::size_t i = 0; i < store_.size(); ++i) {
-      if (!store_.parameters()[i].tensor_partial_gradient) continue;
-      const TensorView gradient = store_.gradient(i);
+    for (const TensorView& gradient : kept_parts(store_, [](const LocalParameter& p) { return p.tensor_partial_gradient; })) {
       use(gradient, memory.view(dtype, {elements}).flat(begin, gradient.num_elements()));
       begin += gradient.num_elements();
     }
@@ -111,41 +132,96 @@ void Engine::reduce_all_buckets() {
 
 void Engine::finish_gradients(StepState& state) {
   const auto scale_if_held = [&](std::string_view name, double factor) {
-    if (const auto index = store_.find(name)) context_.kernels->scale(store_.gradient(*index), factor);
+    for (const TensorView& part : kept_parts(store_, [&](const LocalParameter& p) { return p.spec.name == name; })) {
+      context_.kernels->scale(part, factor);
+    }
   };
   if (context_.pitfalls.on(Pitfall::gradient_off_by_a_little)) scale_if_held("h.0.attn.c_proj.weight", 1.003);
   const int last_rank = groups_.grid().size() - 1;
   if (context_.pitfalls.on(Pitfall::last_rank_gradient_scaled) && last_rank > 0 && groups_.rank() == last_rank) {
     scale_if_held("ln_f.weight", 1.01);
   }
+  if (options_.inject_gradient_fault) options_.inject_gradient_fault(store_, state.step);
   if (gradient_observer_) gradient_observer_(*this);
   const SpanScope span(context_.timeline, "gradient_norm", Activity::optimizer, static_cast<int>(state.step));
-  state.squared_norm = squared_gradient_norm(context_, store_);
-  if (groups_.size(GroupAxis::model) == 1) clip(state);
+  state.partials = norm_partials(context_, groups_, store_);
+  state.squared_norm = state.partials.share(expert_rank());
+  state.norm_known = true;
+}
+
+// With ZeRO each rank has the sums of its own parts: the others' are zero, so that adding up keeps every bit.
+void Engine::share_partials(const Operation& op, StepState& state) {
+  std::vector<double>& partials = op.axis == GroupAxis::gradient ? state.partials.dense : state.partials.experts;
+  all_reduce(groups_.of(op.axis), view_of(partials, {std::ssize(partials)}), {op.purpose, "norm partials"});
+  state.squared_norm = state.partials.share(expert_rank());
 }
 
 // Norm of the whole model: each parameter counts on one of the ranks of this replica that hold it.
 void Engine::share_norm(StepState& state) {
-  if (!context_.pitfalls.on(Pitfall::stage_clips_by_own_norm)) {
-    state.squared_norm = all_reduce_sum(groups_.of(GroupAxis::model), state.squared_norm);
-  } else {
-    static_cast<void>(all_reduce_sum(groups_.of(GroupAxis::model), state.squared_norm));
-  }
-  clip(state);
+  const double sum = all_reduce_sum(groups_.of(GroupAxis::model), state.squared_norm);
+  if (!context_.pitfalls.on(Pitfall::stage_clips_by_own_norm)) state.squared_norm = sum;
+}
+
+// A sum of squares is finite if and only if every element is. A rank that steps while another skips parts from it for good.
+void Engine::agree_on_overflow(StepState& state) {
+  const bool here = !state.partials.finite();
+  const double ranks = all_reduce_sum(groups_.world(), here || !std::isfinite(state.squared_norm) ? 1.0 : 0.0);
+  state.overflow_agreed = true;
+  state.overflowed = context_.pitfalls.on(Pitfall::overflow_not_agreed) ? here : ranks > 0;
 }
 
 void Engine::clip(StepState& state) {
-  state.result.gradient_norm = std::sqrt(state.squared_norm);
-  state.result.clip_coefficient = clip_coefficient(options_.optimizer, state.result.gradient_norm, context_.pitfalls);
+  double scale = scaler_.scale();
+  // The scale of this step is the one that the loss was multiplied by, not the one that follows from it.
+  if (context_.pitfalls.on(Pitfall::norm_with_next_scale)) {
+    LossScaler next = scaler_;
+    static_cast<void>(next.finish_step(state.overflowed));
+    scale = next.scale();
+  }
+  const double norm = std::sqrt(state.squared_norm);
+  state.result.gradient_norm = norm / scale;
+  // Clipping is defined on the gradient of the loss, not on that of the scaled loss.
+  const double clipped = context_.pitfalls.on(Pitfall::clipped_before_unscale) ? norm : state.result.gradient_norm;
+  state.result.clip_coefficient = clip_coefficient(options_.optimizer, clipped, context_.pitfalls);
 }
 
 void Engine::update(StepState& state) {
-  const SpanScope span(context_.timeline, "optimizer", Activity::optimizer, static_cast<int>(state.step));
-  state.result.learning_rate = scheduled_learning_rate(options_.optimizer, options_.schedule, state.step, options_.total_steps);
+  if (scales_loss(options_.plan) && !state.overflow_agreed) state.overflowed = !state.partials.finite();
+  clip(state);
+  // Updates count, not steps: the schedule and the moments' bias correction know nothing of a step that was skipped.
+  const bool steps_count = context_.pitfalls.on(Pitfall::skipped_step_counts_as_update);
+  const std::int64_t position = steps_count ? state.step : state.step - scaler_.state().skipped_steps;
+  state.result.learning_rate =
+      scheduled_learning_rate(options_.optimizer, options_.schedule, position, options_.total_steps);
+  const double scale = scaler_.scale();
+  const bool applied = finish_scaled_step(state);
+  if (!applied) {
+    state.result.skipped = true;
+    if (steps_count) ++updates_;
+    return;
+  }
   ++updates_;
+  if (context_.pitfalls.on(Pitfall::unscaled_in_half)) {
+    context_.kernels->scale(store_.kept_gradients(), 1.0 / scale);
+    round_gradients_to_storage();
+    context_.kernels->scale(store_.kept_gradients(), scale);
+  }
   // Frozen twins agree perfectly; only a check that something moved can tell.
   const double rate = context_.pitfalls.on(Pitfall::both_sides_frozen) ? 0.0 : state.result.learning_rate;
-  update_parameters(context_, options_.optimizer, {rate, state.result.clip_coefficient, updates_, groups_.here().tensor}, store_);
+  const double factor = state.result.clip_coefficient / scale;
+  // An offloaded update records its own spans: it waits in between.
+  Timeline* const whole = store_.offload() == nullptr ? context_.timeline : nullptr;
+  const SpanScope span(whole, "optimizer", Activity::optimizer, static_cast<int>(state.step));
+  update_parameters(context_, options_.optimizer, {rate, factor, updates_, groups_.here().tensor, static_cast<int>(state.step)}, store_);
+}
+
+// True: update.
+bool Engine::finish_scaled_step(const StepState& state) {
+  if (!scales_loss(options_.plan)) return true;
+  if (!context_.pitfalls.on(Pitfall::scale_updated_before_agreement)) return scaler_.finish_step(state.overflowed);
+  // The decision to skip is agreed, the scale follows what this rank has seen alone.
+  static_cast<void>(scaler_.finish_step(!state.partials.finite()));
+  return !state.overflowed;
 }
 
 }  // namespace tandem

@@ -152,11 +152,11 @@ TEST(Engine, RefusesATokenBeyondTheVocabulary) {
   }
 }
 
-TEST(Engine, RefusesAPlanThatItDoesNotImplement) {
+TEST(Engine, RefusesAPlanThatCannotRun) {
   const GptConfig model = small_model(true, 0.0);
   const SyntheticCorpus corpus = corpus_of(model, RowShape::full);
   TrainingPlan plan = plan_of(1, 1, "fp32");
-  plan.zero_stage = 2;
+  plan.zero_stage = 4;
 
   EXPECT_THROW(run_engine(model, plan, {}, corpus, 1), InputError);
 }

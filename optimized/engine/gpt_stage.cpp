@@ -8,7 +8,7 @@
 
 namespace tandem {
 GptStage::GptStage(const RankContext& context, const GptConfig& model, const TrainingPlan& plan, const ProcessGroups& groups,
-                   ParameterStore& store)
+                   ParameterStore& store, Fp8Scaling* fp8)
     : context_(context),
       model_(model),
       groups_(groups),
@@ -19,7 +19,8 @@ GptStage::GptStage(const RankContext& context, const GptConfig& model, const Tra
       wte_(store.find("wte.weight")),
       wpe_(store.find("wpe.weight")),
       final_norm_(store.find("ln_f.weight")),
-      lm_head_(store.find("lm_head.weight")) {
+      lm_head_(store.find("lm_head.weight")),
+      fp8_(fp8) {
   for (int layer = 0; layer < model.layers; ++layer) {
     const std::string prefix = fmt::format("h.{}.", layer);
     if (!store.find(prefix + "ln_1.weight")) continue;

@@ -17,6 +17,7 @@
 #include "optimized/engine/rank_context.h"
 #include "optimized/expert_parallel/routing.h"
 #include "optimized/hybrid_parallel/process_groups.h"
+#include "optimized/loss_scaling/fp8.h"
 
 namespace tandem {
 
@@ -24,7 +25,7 @@ namespace tandem {
 struct MicroBatch {
   Batch batch;
   MicroBatchShape shape;
-  double loss_scale = 0;  ///< 1 / (valid tokens of the whole global batch)
+  double loss_scale = 0;  ///< what the sum of losses is multiplied by: gradient_scale / (valid tokens of the global batch)
 };
 
 /// What a step has in common over its micro-batches.
@@ -33,7 +34,8 @@ struct StepInputs {
   std::int64_t global_rows = 0;
   std::uint64_t dropout_seed = 0;
   std::uint32_t step = 0;
-  bool training = true;  ///< dropout, and gradients of the loss
+  bool training = true;       ///< dropout, and gradients of the loss
+  double gradient_scale = 1;  ///< of the loss whose gradient is computed: the loss scale
 };
 
 /// Sums over this rank's tokens since the last call.
@@ -54,9 +56,9 @@ struct StageTotals {
 /// stage_head.cpp, stage_communication.cpp.
 class GptStage {
  public:
-  /// Borrows everything.
+  /// Borrows everything. `fp8`: scales of the operands of linear layers inside blocks; null: they are used as they are.
   GptStage(const RankContext& context, const GptConfig& model, const TrainingPlan& plan, const ProcessGroups& groups,
-           ParameterStore& store);
+           ParameterStore& store, Fp8Scaling* fp8 = nullptr);
 
   [[nodiscard]] const LocalModel& local() const noexcept { return local_; }
   void begin_step(StepInputs inputs);
@@ -138,12 +140,14 @@ class GptStage {
 
   void norm_1(const Operation& op);
   void attention_in(const Operation& op);
+  void whole_attention(const Operation& op);
   void attention_core(const Operation& op);
   void attention_out(const Operation& op);
   void attention_merge(const Operation& op);
   void norm_2(const Operation& op);
   void block_weights(const Operation& op);
-  void row_parallel_weights(const Operation& op, TensorView x, TensorView dy, TensorView dweight, TensorView dbias);
+  void row_parallel_weights(const Operation& op, Fp8Linear linear, TensorView x, TensorView dy, TensorView dweight,
+                            TensorView dbias);
 
   // Context parallelism: one segment of the ring. A run of queries is contiguous in a row, but not over several rows.
   struct RunBuffers {
@@ -164,6 +168,8 @@ class GptStage {
   template <class Use>
   void for_each_segment(const Operation& op, const Use& use);
 
+  void linear_weights(const Operation& op, Fp8Linear linear, TensorView x, TensorView dy, TensorView dweight, TensorView dbias);
+
   void mlp(const Operation& op);
   void mlp_merge(const Operation& op);
   void mlp_weights(const Operation& op);
@@ -175,6 +181,13 @@ class GptStage {
   void route(const Operation& op);
   void exchange_choices(const Operation& op);
   void router_backward(const Operation& op);
+  struct Narrowed {
+    Arena::Buffer memory;
+    TensorView values;
+  };
+  [[nodiscard]] Narrowed as_stored(TensorView values);
+  /// An operand of a linear layer as the product takes it: as fp8 numbers in a copy, or as it is where there is no fp8.
+  [[nodiscard]] Narrowed operand(const Operation& op, Fp8Linear linear, Fp8Operand which, TensorView values);
   void first_gates(const Routing& routing, const RoutingShape& shape, const BlockActivations& a) const;
   void expert_weights(const Operation& op);
   [[nodiscard]] RoutingShape routing_shape(const Operation& op) const;
@@ -231,6 +244,7 @@ class GptStage {
   };
   std::vector<Departing> departing_;
   StageTotals totals_;
+  Fp8Scaling* fp8_;
   bool recomputing_ = false;  // the operation at hand is a forward one that is done again
 };
 

@@ -5,11 +5,11 @@
 
 namespace tandem {
 
-TensorView Carver::take(std::initializer_list<std::int64_t> shape) {
+TensorView Carver::take(std::initializer_list<std::int64_t> shape, DType dtype) {
   std::int64_t elements = 1;
   for (const std::int64_t extent : shape) elements *= extent;
-  TensorView view(memory_ == nullptr ? nullptr : memory_ + used_, dtype_, shape);
-  const std::int64_t bytes = elements * static_cast<std::int64_t>(tandem::size_bytes(dtype_));
+  TensorView view(memory_ == nullptr ? nullptr : memory_ + used_, dtype, shape);
+  const std::int64_t bytes = elements * static_cast<std::int64_t>(tandem::size_bytes(dtype));
   used_ += (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
   return view;
 }
@@ -23,23 +23,27 @@ BlockActivations carve_block(Carver& kept, Carver& rest, const LocalModel& local
   const std::int64_t tokens = shape.tokens();
   const std::int64_t slice = token_slice(local, shape).size();
   BlockActivations a;
-  a.norm1_mean = inside.take({slice});
-  a.norm1_rstd = inside.take({slice});
+  a.norm1_mean = inside.take_wide({slice});
+  a.norm1_rstd = inside.take_wide({slice});
   a.norm1_out = cheap.take({tokens, model.hidden});
   a.qkv = inside.take({tokens, 3 * local.attention_width()});
-  a.logsumexp = inside.take({shape.rows, local.heads(), shape.sequence});
+  if (local.materialized_attention) {
+    a.attention_probabilities = cheap.take({shape.rows, local.heads(), shape.sequence, shape.sequence});
+  } else {
+    a.logsumexp = inside.take_wide({shape.rows, local.heads(), shape.sequence});
+  }
   a.attention_out = inside.take({tokens, local.attention_width()});
   a.middle = inside.take({slice, model.hidden});
-  a.norm2_mean = inside.take({slice});
-  a.norm2_rstd = inside.take({slice});
+  a.norm2_mean = inside.take_wide({slice});
+  a.norm2_rstd = inside.take_wide({slice});
   a.norm2_out = cheap.take({tokens, model.hidden});
   if (model.experts == 0) {
     a.fc_out = inside.take({tokens, local.mlp_width()});
     a.gelu_out = cheap.take({tokens, local.mlp_width()});
   } else {
     const ExpertSlots slots = expert_slots(local, shape);
-    a.probabilities = inside.take({tokens, model.experts});
-    a.gates = inside.take({tokens, model.expert_choices});
+    a.probabilities = inside.take_wide({tokens, model.experts});
+    a.gates = inside.take_wide({tokens, model.expert_choices});
     a.expert_in = inside.take({local.experts(), slots.received, model.hidden});
     a.fc_out = inside.take({local.experts(), slots.received, local.mlp_width()});
     a.gelu_out = cheap.take({local.experts(), slots.received, local.mlp_width()});
@@ -58,7 +62,7 @@ BlockGradients carve_block_gradients(Carver& carver, const LocalModel& local, co
     g.fc_out = carver.take({tokens, local.mlp_width()});
   } else {
     const ExpertSlots slots = expert_slots(local, shape);
-    g.router = carver.take({tokens, model.experts});
+    g.router = carver.take_wide({tokens, model.experts});
     g.expert_out = carver.take({local.experts(), slots.received, model.hidden});
     g.fc_out = carver.take({local.experts(), slots.received, local.mlp_width()});
   }
@@ -88,7 +92,7 @@ PassWorkspace carve_pass_workspace(Carver& carver, const LocalModel& local, cons
     // A rank with all experts writes straight to where they are needed in the forward pass.
     if (!forward || local.expert_ranks > 1) w.own = carver.take({model.experts, slots.own, model.hidden});
     if (local.expert_ranks > 1) w.remote = carver.take({local.experts(), slots.received, model.hidden});
-    if (!forward) w.gate_gradient = carver.take({shape.tokens(), model.expert_choices});
+    if (!forward) w.gate_gradient = carver.take_wide({shape.tokens(), model.expert_choices});
   }
   return w;
 }
@@ -100,8 +104,8 @@ TensorView carve_stream(Carver& carver, const LocalModel& local, const MicroBatc
 HeadActivations carve_head(Carver& carver, const LocalModel& local, const MicroBatchShape& shape) {
   const std::int64_t slice = token_slice(local, shape).size();
   HeadActivations a;
-  a.mean = carver.take({slice});
-  a.rstd = carver.take({slice});
+  a.mean = carver.take_wide({slice});
+  a.rstd = carver.take_wide({slice});
   a.norm_out = carver.take({shape.tokens(), local.model.hidden});
   return a;
 }
@@ -120,10 +124,10 @@ HeadWorkspace carve_head_workspace(Carver& carver, const LocalModel& local, cons
   HeadWorkspace w;
   w.logits = carver.take({tokens, local.vocabulary_rows()});
   if (local.tensor_ranks > 1) {
-    w.statistics = carver.take({tokens, 3});
-    w.gathered = carver.take({local.tensor_ranks, tokens, 3});
-    w.logsumexp = carver.take({tokens});
-    w.target_logit = carver.take({tokens});
+    w.statistics = carver.take_wide({tokens, 3});
+    w.gathered = carver.take_wide({local.tensor_ranks, tokens, 3});
+    w.logsumexp = carver.take_wide({tokens});
+    w.target_logit = carver.take_wide({tokens});
   }
   return w;
 }

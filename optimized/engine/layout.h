@@ -16,10 +16,14 @@ inline constexpr std::int64_t kAlignmentBytes = 64;
 class Carver {
  public:
   explicit Carver(void* memory, DType dtype) : memory_(static_cast<std::byte*>(memory)), dtype_(dtype) {}
-  TensorView take(std::initializer_list<std::int64_t> shape);
+  TensorView take(std::initializer_list<std::int64_t> shape) { return take(shape, dtype_); }
+  /// Statistics: fp32 beside 16-bit tensors.
+  TensorView take_wide(std::initializer_list<std::int64_t> shape) { return take(shape, wide(dtype_)); }
   [[nodiscard]] std::int64_t size_bytes() const noexcept { return used_; }
 
  private:
+  TensorView take(std::initializer_list<std::int64_t> shape, DType dtype);
+
   std::byte* memory_;
   DType dtype_;
   std::int64_t used_ = 0;
@@ -30,13 +34,15 @@ class Carver {
 
 /// What forward keeps of one transformer block for its backward pass. Dense, 4 hidden-sized values per token (outputs of both
 /// norms, middle and out; the last two on the slice), 3 + 1 of the attention width and 2 of the MLP width, the statistics of both
-/// norms (4 per token of the slice) and of attention (heads per token). No dropout mask, no [T, T] matrix.
+/// norms (4 per token of the slice) and of attention (heads per token). No dropout mask; a [T, T] matrix per head only where
+/// attention is materialized.
 struct BlockActivations {
   TensorView norm1_mean, norm1_rstd, norm1_out, qkv, logsumexp, attention_out, middle, norm2_mean, norm2_rstd, norm2_out, fc_out,
       gelu_out, out;
   /// With experts: probabilities [tokens, experts], gates [tokens, choices], input of the local experts [experts, received slots,
   /// hidden] (fc_out and gelu_out have these rows too) and output of all experts for this rank's slots.
   TensorView probabilities, gates, expert_in, combine_in;
+  TensorView attention_probabilities;  ///< [rows, heads, tokens of a row, the same]; materialized attention, without logsumexp
 };
 /// `kept` gives the memory of what `storage` keeps, `rest` of all else.
 BlockActivations carve_block(Carver& kept, Carver& rest, const LocalModel& local, const MicroBatchShape& shape,

@@ -25,7 +25,8 @@ LocalModel local_model(const GptConfig& model, const TrainingPlan& plan, const P
           degrees.data,
           here.data,
           plan.sequence_parallel,
-          plan.recompute};
+          plan.recompute,
+          plan.attention == "materialized"};
 }
 
 MicroBatchShape micro_batch_shape(const LocalModel& local, const GlobalBatch& batch, std::int64_t row_tokens, int micro_batch) {

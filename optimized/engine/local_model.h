@@ -19,6 +19,7 @@ struct LocalModel {
   int data_ranks = 1, data_rank = 0;
   bool sequence_parallel = false;
   RecomputeConfig recompute{};
+  bool materialized_attention = false;
 
   [[nodiscard]] int heads() const noexcept { return model.heads / tensor_ranks; }
   [[nodiscard]] std::int64_t attention_width() const noexcept { return model.hidden / tensor_ranks; }
@@ -52,7 +53,7 @@ struct MicroBatchShape {
 
 /// What of a block's activations is kept from its forward to its backward pass; the rest is computed again.
 struct BlockStorage {
-  bool cheap = true;   ///< outputs of norms and of GELU
+  bool cheap = true;   ///< outputs of norms and of GELU, materialized attention probabilities
   bool inside = true;  ///< everything else but the block's output
   bool out = true;
   [[nodiscard]] bool all() const noexcept { return cheap && inside && out; }

@@ -11,14 +11,20 @@
 namespace tandem {
 namespace {
 
-// Where the gradient of a parameter comes from, as RankExpectation::bucket_sources counts.
-std::vector<int> sources_of(const LocalParameter& parameter, bool embedding, bool head) {
+// Where a parameter is read and its gradient comes from, as RankExpectation::bucket_sources counts. `embedding` and `tied_head`:
+// whether this rank uses the token embedding so.
+std::vector<int> sources_of(const LocalParameter& parameter, bool embedding, bool tied_head) {
   if (parameter.spec.layer >= 0) return {parameter.spec.layer};
-  if (parameter.spec.kind == ParameterKind::position_embedding) return {-1};
-  if (parameter.spec.kind != ParameterKind::token_embedding) return {-2};
+  switch (parameter.spec.kind) {
+    case ParameterKind::position_embedding: return {kPositionSource};
+    case ParameterKind::norm_weight:
+    case ParameterKind::norm_bias: return {kFinalNormSource};
+    case ParameterKind::token_embedding: break;
+    default: return {kHeadSource};
+  }
   std::vector<int> sources;
-  if (embedding) sources.push_back(-1);
-  if (head) sources.push_back(-2);
+  if (embedding) sources.push_back(kEmbeddingSource);
+  if (tied_head) sources.push_back(kHeadSource);
   return sources;
 }
 
@@ -36,21 +42,22 @@ RankExpectation expectation_of(const TrainingPlan& plan, const GptConfig& model,
   expected.micro_batches = plan.batch.micro_batches;
   expected.ring_steps = plan.parallel.context;
   expected.experts = model.experts > 0;
+  expected.zero_stage = plan.zero_stage;
   expected.head_pieces = head_pieces(micro_batch_shape(local_model(model, plan, grid, rank), plan.batch, sequence, 0));
-  const auto element_bytes = static_cast<std::int64_t>(size_bytes(plan.numerics.accumulate));
   const std::vector<LocalParameter> parameters = local_parameters(model, plan, grid, rank);
-  for (const GradientBucket& bucket : gradient_buckets(parameters, plan.buckets.bucket_bytes, element_bytes)) {
+  for (const GradientBucket& bucket : buckets_of(plan, parameters)) {
     const std::size_t replicas = grid.group(bucket.experts ? GroupAxis::expert_gradient : GroupAxis::gradient, rank).size();
     std::vector<int> sources;
     for (std::int64_t p = bucket.parameters.begin; p < bucket.parameters.end; ++p) {
-      const auto more =
-          sources_of(parameters[static_cast<std::size_t>(p)], expected.embedding_chunk >= 0, expected.head_chunk >= 0);
+      const auto more = sources_of(parameters[static_cast<std::size_t>(p)], expected.embedding_chunk >= 0,
+                                   expected.head_chunk >= 0 && model.tied);
       sources.insert(sources.end(), more.begin(), more.end());
     }
     std::sort(sources.begin(), sources.end());
     sources.erase(std::unique(sources.begin(), sources.end()), sources.end());
     expected.bucket_sources.push_back(std::move(sources));
     expected.bucket_is_reduced.push_back(replicas > 1);
+    expected.bucket_is_expert.push_back(bucket.experts);
   }
   return expected;
 }

@@ -28,6 +28,10 @@ double router_flops(const LocalModel& local, const MicroBatchShape& shape) {
 
 }  // namespace
 
+double Lowering::attention_core_flops(const Pass& pass) const {
+  return 2 * attention_product(local_, pass.shape, ring_origin(local_, 0));
+}
+
 Operation Lowering::operation(OpKind kind, const Pass& pass, Part part, int layer) {
   Operation op;
   op.kind = kind;
@@ -123,7 +127,10 @@ void Lowering::forward(const Pass& pass, bool evaluation) {
   if (is_first(pass)) forward_embedding(pass);
   const Interval layers = layers_of(pass);
   for (auto layer = static_cast<int>(layers.begin); layer < layers.end; ++layer) {
+    gather_layer(pass, layer);
+    if (layer + 1 < layers.end) gather_layer(pass, layer + 1);  // on its way while this one is computed
     forward_block(pass, layer);
+    release_layer(pass, layer);
     free_what_is_recomputed(pass, layer);
     // A block of an evaluation needs only the one before.
     if (evaluation && layer > layers.begin) free_kept(pass, layer - 1);
@@ -152,9 +159,13 @@ void Lowering::take_over(const Pass& pass) {
 
 void Lowering::forward_embedding(const Pass& pass) {
   memory(OpKind::allocate, pass, MemoryCategory::activations, Part::embedding, -1, bytes_of(carve_stream, pass));
+  gather(pass, units_.token_table);
+  gather(pass, units_.positions);
   compute(pass, Part::embedding_lookup, -1, 0);
   sum_over_tensor_ranks(pass, Part::embedding_lookup, -1);
   compute(pass, Part::embedding, -1, 0);
+  release(pass, units_.token_table);
+  release(pass, units_.positions);
 }
 
 void Lowering::forward_block(const Pass& pass, int layer) {
@@ -217,15 +228,25 @@ void Lowering::forward_head(const Pass& pass, bool evaluation) {
   memory(OpKind::allocate, pass, MemoryCategory::activations, Part::head_norm, -1, bytes_of(carve_head, pass));
   memory(OpKind::allocate, pass, MemoryCategory::workspace, Part::head_loss, -1, bytes_of(carve_head_gradient, pass));
   memory(OpKind::allocate, pass, MemoryCategory::workspace, Part::head_logits, -1, bytes_of(carve_head_workspace, pass));
+  gather(pass, units_.final_norm);
+  gather(pass, units_.head);
+  if (!evaluation) open_gradients(pass, units_.head, units_.head == units_.token_table && is_here(0) ? 2 : 1);
   compute(pass, Part::head_norm, -1, 0);
   gather_slices(pass, Part::head_norm, -1);
   for (int piece = 0; piece < head_pieces(pass.shape); ++piece) {
     const std::int64_t tokens = head_piece(pass.shape, piece).size();
     const double logits = product(tokens, local_.model.hidden, local_.vocabulary_rows());
     compute(pass, Part::head_logits, -1, logits, piece);
-    communicate(pass, Collective::all_gather, GroupAxis::tensor, Part::head_logits, -1, local_.tensor_ranks * tokens * 3, piece);
+    communicate(pass, Collective::all_gather, GroupAxis::tensor, Part::head_logits, -1, 0, piece);
+    if (local_.tensor_ranks > 1) {
+      program_.back().bytes =
+          local_.tensor_ranks * tokens * 3 * static_cast<std::int64_t>(size_bytes(wide(plan_.numerics.storage)));
+    }
     compute(pass, Part::head_loss, -1, evaluation ? 0 : 2 * logits, piece);
   }
+  release(pass, units_.final_norm);
+  release(pass, units_.head);
+  if (!evaluation) close_gradients(pass, units_.head);
   memory(OpKind::free, pass, MemoryCategory::workspace, Part::head_logits, -1, bytes_of(carve_head_workspace, pass));
   if (!evaluation) {
     sum_over_tensor_ranks(pass, Part::head_loss, -1);
@@ -241,10 +262,14 @@ void Lowering::backward_input(const Pass& pass, bool with_weights) {
   forward.phase = Phase::forward;
   if (is_last(pass)) {
     memory(OpKind::allocate, pass, MemoryCategory::workspace, Part::message, -1, bytes_of(carve_stream, pass), pass.stage);
+    gather(pass, units_.final_norm);
     compute(pass, Part::head_norm, -1, 0);
+    release(pass, units_.final_norm);
     Pass weight = pass;
     weight.phase = Phase::backward_weight;
+    open_gradients(weight, units_.final_norm, 1);
     compute(weight, Part::head_norm, -1, 0);
+    close_gradients(weight, units_.final_norm);
     memory(OpKind::free, forward, MemoryCategory::workspace, Part::head_loss, -1, bytes_of(carve_head_gradient, pass));
     memory(OpKind::free, forward, MemoryCategory::activations, Part::head_norm, -1, bytes_of(carve_head, pass));
   } else if (!is_here(pass.stage + 1)) {
@@ -253,9 +278,12 @@ void Lowering::backward_input(const Pass& pass, bool with_weights) {
   memory(OpKind::allocate, pass, MemoryCategory::workspace, Part::block, -1, workspace_bytes(pass));
   const Interval layers = layers_of(pass);
   for (auto layer = static_cast<int>(layers.end) - 1; layer >= layers.begin; --layer) {
+    gather_layer(pass, layer);
+    if (layer > layers.begin) gather_layer(pass, layer - 1);
     recompute_before(pass, layer);
     memory(OpKind::allocate, forward, MemoryCategory::workspace, Part::block, layer, bytes_of(carve_block_gradients, pass));
     backward_block(pass, layer);
+    release_layer(pass, layer);
     if (!with_weights) continue;
     backward_weight(pass, layer);
     free_layer(pass, layer);
@@ -331,9 +359,13 @@ void Lowering::backward_weight(const Pass& pass, int layer) {
   const std::int64_t hidden = local_.model.hidden;
   Pass weight = pass;
   weight.phase = Phase::backward_weight;
+  open_gradients(weight, units_.block(layer), 1);
+  open_gradients(weight, units_.experts(layer), 1);
   compute(
       weight, Part::block, layer,
       product(tokens, hidden, 4 * local_.attention_width()) + mlp_flops(local_, pass.shape) + router_flops(local_, pass.shape));
+  close_gradients(weight, units_.block(layer));
+  close_gradients(weight, units_.experts(layer));
 }
 
 void Lowering::backward_embedding(const Pass& pass) {
@@ -343,12 +375,17 @@ void Lowering::backward_embedding(const Pass& pass) {
   if (local_.sequence_parallel) {
     memory(OpKind::allocate, pass, MemoryCategory::workspace, Part::embedding_lookup, -1, bytes_of(carve_head_gradient, pass));
   }
+  // A tied head on this rank has left its part in the same gradient.
+  if (!(units_.head == units_.token_table)) open_gradients(weight, units_.token_table, 1);
+  open_gradients(weight, units_.positions, 1);
   compute(weight, Part::embedding, -1, 0);
+  close_gradients(weight, units_.positions);
   if (local_.sequence_parallel) {
     gather_slices(weight, Part::embedding, -1);
     compute(weight, Part::embedding_lookup, -1, 0);
     memory(OpKind::free, pass, MemoryCategory::workspace, Part::embedding_lookup, -1, bytes_of(carve_head_gradient, pass));
   }
+  close_gradients(weight, units_.token_table);
 }
 
 // What the chunk still holds when its last layer is done: its input.

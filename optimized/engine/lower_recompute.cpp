@@ -66,6 +66,8 @@ void Lowering::recompute_before(const Pass& pass, int layer) {
     if (!kept_anyway) allocate_block(pass, layer, false, true);
     compute(again, Part::norm_1, layer, 0);
     gather_slices(again, Part::norm_1, layer);
+    // Blocked attention keeps nothing that is large; what the materialized one keeps is the largest of all.
+    if (local_.materialized_attention) compute(again, Part::attention_core, layer, attention_core_flops(pass));
     compute(again, Part::norm_2, layer, 0);
     gather_slices(again, Part::norm_2, layer);
     compute(again, local_.model.experts == 0 ? Part::mlp : Part::experts, layer, 0);
@@ -77,6 +79,7 @@ void Lowering::recompute_before(const Pass& pass, int layer) {
   memory(OpKind::allocate, again, MemoryCategory::workspace, Part::block, -1, workspace_bytes(again));
   for (int next = first; next <= layer; ++next) {
     if (!kept_anyway) allocate_block(pass, next, false, true);
+    gather_layer(again, next);
     recompute_block(again, next);
   }
   memory(OpKind::free, again, MemoryCategory::workspace, Part::block, -1, workspace_bytes(again));

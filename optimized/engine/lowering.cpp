@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "optimized/data_parallel/buckets.h"
+#include "optimized/loss_scaling/fp8.h"
+#include "optimized/zero/ownership.h"
 
 namespace tandem {
 namespace {
@@ -38,7 +40,9 @@ Lowering::Lowering(const TrainingPlan& plan, const GptConfig& model, std::int64_
       rank_(rank),
       kind_(kind),
       slots_(slots_of_all(plan, kind)),
-      messages_(stages_, slots_, here_.pipeline, pitfalls.on(Pitfall::messages_without_envelope)) {}
+      messages_(stages_, slots_, here_.pipeline, pitfalls.on(Pitfall::messages_without_envelope)),
+      parameters_(local_parameters(model, plan, grid_, rank)),
+      units_(find_units()) {}
 
 Lowering::Pass Lowering::pass_of(Phase phase, int chunk, int micro_batch) const {
   return {phase, chunk, micro_batch, stages_.stage_of(here_.pipeline, chunk),
@@ -101,50 +105,64 @@ void Lowering::scalars(std::int64_t count) {
 }
 
 void Lowering::reduce_gradients() {
-  const std::vector<LocalParameter> parameters = local_parameters(local_.model, plan_, grid_, rank_);
   const auto element_bytes = static_cast<std::int64_t>(size_bytes(plan_.numerics.accumulate));
-  const auto reduce = [&](GroupAxis axis, int bucket, std::int64_t bytes) {
+  const auto reduce = [&](GroupAxis axis, int bucket, std::int64_t bytes, Collective collective) {
     if (grid_.group(axis, rank_).size() == 1 || bytes == 0) return;
     Operation op;
     op.kind = OpKind::communicate;
+    op.collective = collective;
     op.axis = axis;
     op.purpose = Purpose::gradient;
     op.bucket = bucket;
     op.bytes = bytes;
     push(std::move(op));
   };
+  // What this rank keeps when the passes are done: everything, or with ZeRO stages 2 and 3 its parts.
   std::int64_t partial = 0;
   std::int64_t tied = 0;
-  for (const LocalParameter& parameter : parameters) {
-    if (parameter.tensor_partial_gradient) partial += parameter.num_elements() * element_bytes;
-    if (parameter.tied_copy) tied += parameter.num_elements() * element_bytes;
+  std::int64_t begin = 0;
+  const Ownership owned = ownership(parameters_, plan_, grid_, rank_);
+  for (const LocalParameter& parameter : parameters_) {
+    const Interval elements = {begin, begin + parameter.num_elements()};
+    const std::int64_t kept = plan_.zero_stage >= 2 ? owned.kept(elements) : elements.size();
+    begin = elements.end;
+    if (parameter.tensor_partial_gradient) partial += kept * element_bytes;
+    if (parameter.tied_copy) tied += kept * element_bytes;
   }
-  reduce(GroupAxis::tensor, kTensorPartialGradients, partial);
-  reduce(GroupAxis::embedding, kTiedEmbeddingGradient, tied);
+  reduce(GroupAxis::tensor, kTensorPartialGradients, partial, Collective::all_reduce);
+  reduce(GroupAxis::embedding, kTiedEmbeddingGradient, tied, Collective::all_reduce);
+  if (plan_.zero_stage >= 2) return;
   const auto wire_bytes = static_cast<std::int64_t>(size_bytes(plan_.numerics.reduce));
-  const std::vector<GradientBucket> buckets = gradient_buckets(parameters, plan_.buckets.bucket_bytes, element_bytes);
+  const std::vector<GradientBucket> buckets = buckets_of(plan_, parameters_);
   for (std::size_t i = 0; i < buckets.size(); ++i) {
-    reduce(buckets[i].experts ? GroupAxis::expert_gradient : GroupAxis::gradient, static_cast<int>(i),
-           buckets[i].elements.size() * wire_bytes);
+    reduce(buckets[i].axis(), static_cast<int>(i), buckets[i].elements.size() * wire_bytes,
+           plan_.zero_stage == 1 ? Collective::reduce_scatter : Collective::all_reduce);
   }
+}
+
+void Lowering::sum_of_scalars(GroupAxis axis, std::int64_t count) {
+  if (count == 0 || grid_.group(axis, rank_).size() == 1) return;
+  Operation sum;
+  sum.kind = OpKind::communicate;
+  sum.axis = axis;
+  sum.part = Part::message;
+  sum.bytes = count * static_cast<std::int64_t>(sizeof(double));
+  push(std::move(sum));
 }
 
 void Lowering::finish_step() {
   Operation norm;
   norm.kind = OpKind::gradient_norm;
   push(std::move(norm));
-  if (grid_.group(GroupAxis::model, rank_).size() > 1) {
-    Operation sum;
-    sum.kind = OpKind::communicate;
-    sum.axis = GroupAxis::model;
-    sum.part = Part::message;
-    sum.bytes = sizeof(double);
-    push(std::move(sum));
-  }
+  norm_partials();
+  sum_of_scalars(GroupAxis::model, 1);
+  if (scales_loss(plan_)) scalars(1);  // whether any rank has a gradient that is not finite
   Operation optimizer;
   optimizer.kind = OpKind::optimizer;
   push(std::move(optimizer));
+  update_gathers();
   scalars(local_.model.experts > 0 ? 4 : 1);  // loss; with experts also the auxiliary loss, kept and dropped assignments
+  if (plan_.numerics.fp8) scalars(kFp8SlotsOfLayer * local_.model.layers);  // largest magnitudes of fp8 operands
 }
 
 }  // namespace tandem

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
 #include <vector>
 
 #include "core/pipeline_layout.h"
 #include "core/pitfall.h"
 #include "core/step_program.h"
+#include "optimized/data_parallel/buckets.h"
 #include "optimized/engine/layout.h"
 #include "optimized/pipeline_parallel/messages.h"
 #include "optimized/pipeline_parallel/schedule.h"
@@ -41,6 +43,7 @@ class Lowering {
   void evaluation();
   void slot(const PipelineSlot& slot);
   void scalars(std::int64_t count);
+  void sum_of_scalars(GroupAxis axis, std::int64_t count);
   void reduce_gradients();
   void finish_step();
   OperationId push(Operation op);
@@ -64,8 +67,22 @@ class Lowering {
   void recompute_before(const Pass& pass, int layer);
   void recompute_block(const Pass& pass, int layer);
   void attention_forward(const Pass& pass, int layer);
+  [[nodiscard]] double attention_core_flops(const Pass& pass) const;  ///< forward, whole rows
   void free_chunk(const Pass& pass);
   void take_over(const Pass& pass);
+
+  // lower_zero.cpp: nothing where the plan does not deal gradients (zero 2, 3) or parameters (3), or the unit has one rank.
+  void gather(const Pass& pass, int unit);   ///< nothing where it is here
+  void release(const Pass& pass, int unit);  ///< nothing where it is not
+  void gather_layer(const Pass& pass, int layer);
+  void release_layer(const Pass& pass, int layer);
+  /// `additions` more operations will add to the unit's gradient, each followed by close_gradients(); the last one reduces it.
+  void open_gradients(const Pass& pass, int unit, int additions);
+  void close_gradients(const Pass& pass, int unit);
+  void update_gathers();
+  [[nodiscard]] bool is_dealt(int unit, int stage) const;
+  [[nodiscard]] Operation unit_operation(OpKind kind, const Pass& pass, int unit, MemoryCategory category) const;
+  void norm_partials();
 
   [[nodiscard]] static Operation operation(OpKind kind, const Pass& pass, Part part, int layer);
   void compute(const Pass& pass, Part part, int layer, double flops, int piece = 0);
@@ -94,6 +111,21 @@ class Lowering {
   };
   [[nodiscard]] BlockBytes block_bytes(const Pass& pass, int layer) const;
 
+  // Units of this rank (parameter_units()) by what they hold; -1: not here.
+  struct Units {
+    std::vector<GradientBucket> all;
+    std::vector<int> ranks, layers;  // [units]
+    int token_table = -1, positions = -1, final_norm = -1, head = -1;
+    std::map<int, int> of_block, of_experts;  // by layer
+    [[nodiscard]] int block(int layer) const { return find(of_block, layer); }
+    [[nodiscard]] int experts(int layer) const { return find(of_experts, layer); }
+    [[nodiscard]] static int find(const std::map<int, int>& units, int layer) {
+      const auto found = units.find(layer);
+      return found == units.end() ? -1 : found->second;
+    }
+  };
+  [[nodiscard]] Units find_units() const;
+
   TrainingPlan plan_;
   PitfallSet pitfalls_;
   ProcessGrid grid_;
@@ -105,6 +137,11 @@ class Lowering {
   Kind kind_;
   std::vector<std::vector<PipelineSlot>> slots_;  // of every pipeline rank
   PipelineMessages messages_;
+  std::vector<LocalParameter> parameters_;
+  Units units_;
+  std::map<int, Operation> gathered_;         // units whose parameters are here: the allocation
+  std::map<int, Operation> opened_;           // units whose gradients are here
+  std::map<int, int> additions_;              // to them, not yet closed
   StepProgram program_;
   std::vector<Operation> sent_;  // messages under way, whose buffers are freed before the next backward pass
 };

@@ -33,7 +33,11 @@ class Trial {
     plan.sequence_parallel = degrees.tensor > 1 && one_of({0, 1}) == 1;
     plan.rank_order = kOrders[static_cast<std::size_t>(one_of({0, 1, 2}))];
     plan.batch = {one_of({1, 2, 3, 5, 7, 9}), one_of({1, 1, 2, 3, 4, 6})};
-    plan.buckets.bucket_bytes = one_of({0, 1, 4096});
+    plan.zero_stage = one_of({0, 0, 1, 2, 3});
+    if (plan.zero_stage == 0) plan.buckets.bucket_bytes = one_of({0, 1, 4096});
+    plan.recompute.mode = kRecomputations[static_cast<std::size_t>(one_of({0, 0, 1, 2}))];
+    if (plan.recompute.mode == "full") plan.recompute.layers = one_of({1, 2});
+    if (degrees.context == 1 && one_of({0, 1}) == 1) plan.attention = "materialized";
     plan.precision = "fp64";
     plan.numerics = numerics_from_precision("fp64");
     model.heads = degrees.tensor * one_of({1, 2});
@@ -83,10 +87,11 @@ class Trial {
 
   [[nodiscard]] std::string describe() const {
     const ParallelDegrees& d = plan.parallel;
-    return fmt::format("trial {}: d{} t{}{} p{} {}x{} c{} e{} {}, {} experts, {} layers, {} rows in {}, rows of {} and {}",
+    return fmt::format("trial {}: d{} t{}{} p{} {}x{} c{} e{} {}, {} experts, {} layers, {} rows in {}, rows of {} and {}, zero {}, recompute {} {}, {}",
                        number_, d.data, d.tensor, plan.sequence_parallel ? "s" : "", d.pipeline, plan.pipeline.schedule,
                        plan.pipeline.chunks, d.context, d.expert, plan.rank_order, model.experts, model.layers, plan.batch.rows,
-                       plan.batch.micro_batches, model.sequence, short_row_);
+                       plan.batch.micro_batches, model.sequence, short_row_, plan.zero_stage, plan.recompute.mode, plan.recompute.layers,
+                       plan.attention);
   }
 
   TrainingPlan plan;
@@ -94,6 +99,7 @@ class Trial {
 
  private:
   static constexpr const char* kSchedules[] = {"1f1b", "gpipe", "zb-h1", "zb-v", "interleaved"};
+  static constexpr const char* kRecomputations[] = {"none", "selective", "full"};
   static constexpr const char* kOrders[] = {"tensor-context-data-pipeline", "pipeline-data-context-tensor",
                                             "data-tensor-pipeline-context"};
 
@@ -153,7 +159,7 @@ TEST(RandomPlans, TrainAsTheReferenceDoes) {
         EXPECT_EQ(result.dropped_assignments, expected.dropped_assignments[step]) << where;
       }
       for (const WholeTensor& tensor :
-           gather_whole_tensors(engine.groups().world(), trial.model, trial.plan, engine.store(), &ParameterStore::parameter)) {
+           gather_whole_tensors(engine.groups().world(), trial.model, trial.plan, engine.store(), &ParameterStore::master)) {
         const std::vector<double> values = ParameterStore::values_of(tensor.values);
         const std::vector<double>& truth = expected.parameters.at(tensor.name);
         ASSERT_EQ(values.size(), truth.size()) << tensor.name << ", " << where;

@@ -38,7 +38,11 @@ void GptStage::attention_in(const Operation& op) {
   const BlockActivations a = block(op);
   const bool forward = op.phase == Phase::forward;
   const BlockGradients g = forward ? BlockGradients{} : block_gradients(op);
-  if (forward) k.linear_forward(a.norm1_out, parameter(p.qkv_weight), parameter(p.qkv_bias), a.qkv);
+  const Fp8Linear linear = Fp8Linear::c_attn;
+  const Narrowed weight = operand(op, linear, Fp8Operand::w, parameter(p.qkv_weight));
+  if (forward) {
+    k.linear_forward(operand(op, linear, Fp8Operand::x, a.norm1_out).values, weight.values, parameter(p.qkv_bias), a.qkv);
+  }
   if (!forward && local_.context_ranks > 1) take_home_key_value_gradients(op);
   if (tracing()) {
     const std::int64_t width = local_.attention_width();
@@ -49,7 +53,23 @@ void GptStage::attention_in(const Operation& op) {
     }
     trace(op, traced_name(op, "attn.c_attn"), forward ? a.qkv : g.qkv, Tokens::all, std::move(columns), 3 * model_.hidden);
   }
-  if (!forward) k.linear_backward_input(g.qkv, parameter(p.qkv_weight), g.norm1_out);
+  if (!forward) k.linear_backward_input(operand(op, linear, Fp8Operand::dy, g.qkv).values, weight.values, g.norm1_out);
+}
+
+void GptStage::whole_attention(const Operation& op) {
+  Kernels& k = *context_.kernels;
+  const BlockActivations a = block(op);
+  const bool forward = op.phase == Phase::forward;
+  const BlockGradients g = forward ? BlockGradients{} : block_gradients(op);
+  const AttentionShape shape = attention_shape(op);
+  const DropoutSpec dropout = attention_dropout(op);
+  if (local_.materialized_attention) {
+    forward ? k.attention_materialized_forward(shape, dropout, a.qkv, a.attention_out, a.attention_probabilities)
+            : k.attention_materialized_backward(shape, dropout, g.attention_out, a.qkv, a.attention_probabilities, g.qkv);
+  } else {
+    forward ? k.attention_forward(shape, dropout, a.qkv, a.attention_out, a.logsumexp)
+            : k.attention_backward(shape, dropout, g.attention_out, a.qkv, a.attention_out, a.logsumexp, g.qkv);
+  }
 }
 
 void GptStage::attention_core(const Operation& op) {
@@ -57,14 +77,7 @@ void GptStage::attention_core(const Operation& op) {
   if (local_.context_ranks > 1) {
     forward ? ring_forward(op) : ring_backward(op);
   } else {
-    const BlockActivations a = block(op);
-    if (forward) {
-      context_.kernels->attention_forward(attention_shape(op), attention_dropout(op), a.qkv, a.attention_out, a.logsumexp);
-    } else {
-      const BlockGradients g = block_gradients(op);
-      context_.kernels->attention_backward(attention_shape(op), attention_dropout(op), g.attention_out, a.qkv, a.attention_out,
-                                           a.logsumexp, g.qkv);
-    }
+    whole_attention(op);
   }
   if (!forward || op.piece + 1 < local_.context_ranks || !tracing()) return;
   const std::int64_t width = local_.attention_width();
@@ -76,15 +89,18 @@ void GptStage::attention_out(const Operation& op) {
   Kernels& k = *context_.kernels;
   const BlockParameters& p = parameters_of(op.layer);
   const BlockActivations a = block(op);
+  const Fp8Linear linear = Fp8Linear::attn_c_proj;
+  const Narrowed weight = operand(op, linear, Fp8Operand::w, parameter(p.projection_weight));
   if (op.phase == Phase::forward) {
     // The bias of a row-parallel layer is added once, after the sum: added before it, every tensor rank adds it.
     const bool early = local_.tensor_ranks == 1 || context_.pitfalls.on(Pitfall::row_bias_on_every_rank);
     const TensorView out = local_.sequence_parallel ? workspace(op).partial : a.middle;
-    k.linear_forward(a.attention_out, parameter(p.projection_weight), early ? parameter(p.projection_bias) : TensorView(), out);
+    k.linear_forward(operand(op, linear, Fp8Operand::x, a.attention_out).values, weight.values,
+                     early ? parameter(p.projection_bias) : TensorView(), out);
     return;
   }
   const BlockGradients g = block_gradients(op);
-  k.linear_backward_input(g.attention_projection, parameter(p.projection_weight), g.attention_out);
+  k.linear_backward_input(operand(op, linear, Fp8Operand::dy, g.attention_projection).values, weight.values, g.attention_out);
   if (!tracing()) return;
   const std::int64_t width = local_.attention_width();
   trace(op, traced_name(op, "attn"), g.attention_out, Tokens::all,
@@ -136,22 +152,47 @@ void GptStage::block_weights(const Operation& op) {
   const BlockGradients g = block_gradients(op);
   k.layer_norm_backward_weight(slice_of(op, g.norm2_out), a.middle, a.norm2_mean, a.norm2_rstd, gradient(p.norm2_weight),
                                gradient(p.norm2_bias));
-  row_parallel_weights(op, a.attention_out, g.attention_projection, gradient(p.projection_weight), gradient(p.projection_bias));
-  k.linear_backward_weight(a.norm1_out, g.qkv, gradient(p.qkv_weight), gradient(p.qkv_bias));
+  row_parallel_weights(op, Fp8Linear::attn_c_proj, a.attention_out, g.attention_projection, gradient(p.projection_weight),
+                       gradient(p.projection_bias));
+  linear_weights(op, Fp8Linear::c_attn, a.norm1_out, g.qkv, gradient(p.qkv_weight), gradient(p.qkv_bias));
   k.layer_norm_backward_weight(slice_of(op, g.norm1_out), block_input(op), a.norm1_mean, a.norm1_rstd, gradient(p.norm1_weight),
                                gradient(p.norm1_bias));
 }
 
-// x is this tensor rank's part of the layer's input, dy the gradient of the summed output: whole on every rank, so that of the
-// bias is too, but under sequence parallelism each rank adds up its slice alone.
-void GptStage::row_parallel_weights(const Operation& op, TensorView x, TensorView dy, TensorView dweight, TensorView dbias) {
+// A bias is not an operand of a product: its gradient is the sum of dy as it is.
+void GptStage::linear_weights(const Operation& op, Fp8Linear linear, TensorView x, TensorView dy, TensorView dweight,
+                              TensorView dbias) {
   Kernels& k = *context_.kernels;
-  const bool divided = context_.pitfalls.on(Pitfall::row_bias_divided) && local_.tensor_ranks > 1;
-  if (!local_.sequence_parallel && !divided) {
+  if (fp8_ == nullptr) {
     k.linear_backward_weight(x, dy, dweight, dbias);
     return;
   }
-  k.linear_backward_weight(x, dy, dweight, {});
+  k.linear_backward_weight(operand(op, linear, Fp8Operand::x, x).values, operand(op, linear, Fp8Operand::dy, dy).values, dweight,
+                           {});
+  if (dbias) k.bias_backward(dy, dbias);
+}
+
+GptStage::Narrowed GptStage::operand(const Operation& op, Fp8Linear linear, Fp8Operand which, TensorView values) {
+  if (fp8_ == nullptr) return {{}, values};
+  const Fp8Slot slot{op.layer, linear, which};
+  Narrowed result{context_.arena->allocate(values.dtype(), values.shape(), MemoryCategory::workspace), {}};
+  result.values = result.memory.view(values.dtype(), values.shape());
+  const double largest = context_.kernels->quantize_fp8(values, format_of(which), fp8_->scale(slot), result.values);
+  if (inputs_.training) fp8_->observe(slot, largest);
+  return result;
+}
+
+// x is this tensor rank's part of the layer's input, dy the gradient of the summed output: whole on every rank, so that of the
+// bias is too, but under sequence parallelism each rank adds up its slice alone.
+void GptStage::row_parallel_weights(const Operation& op, Fp8Linear linear, TensorView x, TensorView dy, TensorView dweight,
+                                    TensorView dbias) {
+  Kernels& k = *context_.kernels;
+  const bool divided = context_.pitfalls.on(Pitfall::row_bias_divided) && local_.tensor_ranks > 1;
+  if (!local_.sequence_parallel && !divided) {
+    linear_weights(op, linear, x, dy, dweight, dbias);
+    return;
+  }
+  linear_weights(op, linear, x, dy, dweight, {});
   if (!divided) {
     k.bias_backward(slice_of(op, dy), dbias);
     return;

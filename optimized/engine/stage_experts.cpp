@@ -216,6 +216,15 @@ void GptStage::combine(const Operation& op) {
                           flat_rows(w.own));
 }
 
+// The router works in fp32; what enters a product with 16-bit tensors is rounded to their dtype.
+GptStage::Narrowed GptStage::as_stored(TensorView values) {
+  if (values.dtype() == dtype_) return {{}, values};
+  Narrowed result{context_.arena->allocate(dtype_, values.shape(), MemoryCategory::workspace), {}};
+  result.values = result.memory.view(dtype_, values.shape());
+  context_.kernels->convert(values, result.values);
+  return result;
+}
+
 // Tensor ranks see parts of the experts' outputs, so the gradient of the gates is partial, and with it all that follows: the
 // router's weights and its input's gradient are summed with the rest. The auxiliary loss is added on one of them.
 void GptStage::router_backward(const Operation& op) {
@@ -233,12 +242,12 @@ void GptStage::router_backward(const Operation& op) {
       per_micro_batch ? micro_batch.shape.rows * static_cast<std::int64_t>(inputs_.micro_batches.size()) * local_.data_ranks
                       : inputs_.global_rows;
   gradient.auxiliary_scale =
-      model_.auxiliary_loss_weight * model_.experts / (static_cast<double>(rows) * static_cast<double>(shape.row_tokens));
+      inputs_.gradient_scale * model_.auxiliary_loss_weight * model_.experts / (static_cast<double>(rows) * static_cast<double>(shape.row_tokens));
   gradient.add_auxiliary = local_.tensor_rank == 0;
   routing_backward(workspace(op).gate_gradient, a.probabilities, shape, routing.choices, gradient, g.router);
   const Arena::Buffer memory = context_.arena->allocate(dtype_, g.norm2_out.shape(), MemoryCategory::workspace);
   const TensorView through_router = memory.view(dtype_, g.norm2_out.shape());
-  k.linear_backward_input(g.router, parameter(parameters_of(op.layer).router), through_router);
+  k.linear_backward_input(as_stored(g.router).values, parameter(parameters_of(op.layer).router), through_router);
   k.add(through_router, g.norm2_out);
   if (tracing() && local_.tensor_ranks == 1) {
     trace(op, traced_name(op, "mlp.router"), g.router, Tokens::all, {{0, model_.experts}}, model_.experts);
@@ -250,7 +259,9 @@ void GptStage::expert_weights(const Operation& op) {
   const BlockActivations a = block(op);
   const BlockGradients g = block_gradients(op);
   const BlockParameters& p = parameters_of(op.layer);
-  if (at(op.micro_batch).batch.rows > 0) k.linear_backward_weight(a.norm2_out, g.router, gradient(p.router), {});
+  if (at(op.micro_batch).batch.rows > 0) {
+    k.linear_backward_weight(a.norm2_out, as_stored(g.router).values, gradient(p.router), {});
+  }
   const std::int64_t received = expert_slots(local_, at(op.micro_batch).shape).received;
   if (received == 0) return;
   const auto of = [&](TensorView all, int e) { return all.rows(e, 1).reshaped({received, all.dim(2)}); };

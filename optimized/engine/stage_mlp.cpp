@@ -18,22 +18,26 @@ void GptStage::mlp(const Operation& op) {
     k.gelu_forward(a.fc_out, a.gelu_out);
     return;
   }
+  const Narrowed fc_weight = operand(op, Fp8Linear::c_fc, Fp8Operand::w, parameter(p.fc_weight));
+  const Narrowed projection_weight = operand(op, Fp8Linear::mlp_c_proj, Fp8Operand::w, parameter(p.projection_weight));
   if (op.phase == Phase::forward) {
     const bool early = local_.tensor_ranks == 1 || context_.pitfalls.on(Pitfall::row_bias_on_every_rank);
-    k.linear_gelu_forward(a.norm2_out, parameter(p.fc_weight), parameter(p.fc_bias), a.fc_out, a.gelu_out);
+    k.linear_gelu_forward(operand(op, Fp8Linear::c_fc, Fp8Operand::x, a.norm2_out).values, fc_weight.values, parameter(p.fc_bias),
+                          a.fc_out, a.gelu_out);
     trace_wide("mlp.c_fc", a.fc_out);
     trace_wide("mlp.gelu", a.gelu_out);
     if (recomputing_ && storage_of(op, op.layer).out) return;  // the output was kept
-    k.linear_forward(a.gelu_out, parameter(p.projection_weight), early ? parameter(p.projection_bias) : TensorView(),
-                     local_.sequence_parallel ? workspace(op).partial : a.out);
+    k.linear_forward(operand(op, Fp8Linear::mlp_c_proj, Fp8Operand::x, a.gelu_out).values, projection_weight.values,
+                     early ? parameter(p.projection_bias) : TensorView(), local_.sequence_parallel ? workspace(op).partial : a.out);
     return;
   }
   const BlockGradients g = block_gradients(op);
-  k.linear_backward_input(g.mlp_out, parameter(p.projection_weight), g.fc_out);
+  k.linear_backward_input(operand(op, Fp8Linear::mlp_c_proj, Fp8Operand::dy, g.mlp_out).values, projection_weight.values,
+                          g.fc_out);
   trace_wide("mlp.gelu", g.fc_out);
   k.gelu_backward(g.fc_out, a.fc_out, g.fc_out);
   trace_wide("mlp.c_fc", g.fc_out);
-  k.linear_backward_input(g.fc_out, parameter(p.fc_weight), g.norm2_out);
+  k.linear_backward_input(operand(op, Fp8Linear::c_fc, Fp8Operand::dy, g.fc_out).values, fc_weight.values, g.norm2_out);
 }
 
 void GptStage::mlp_merge(const Operation& op) {
@@ -60,8 +64,8 @@ void GptStage::mlp_weights(const Operation& op) {
   const BlockParameters::Mlp& p = parameters_of(op.layer).mlps.front();
   const BlockActivations a = block(op);
   const BlockGradients g = block_gradients(op);
-  row_parallel_weights(op, a.gelu_out, g.mlp_out, gradient(p.projection_weight), gradient(p.projection_bias));
-  context_.kernels->linear_backward_weight(a.norm2_out, g.fc_out, gradient(p.fc_weight), gradient(p.fc_bias));
+  row_parallel_weights(op, Fp8Linear::mlp_c_proj, a.gelu_out, g.mlp_out, gradient(p.projection_weight), gradient(p.projection_bias));
+  linear_weights(op, Fp8Linear::c_fc, a.norm2_out, g.fc_out, gradient(p.fc_weight), gradient(p.fc_bias));
 }
 
 }  // namespace tandem

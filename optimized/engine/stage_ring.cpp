@@ -140,8 +140,8 @@ GptStage::RunBuffers GptStage::load_run(const Operation& op, const AttentionSegm
   copy_run(op, segment, query, out, run.out, 1, width, true);
   if (!logsumexp) return run;
   run.logsumexp_memory =
-      context_.arena->allocate(dtype_, {segment.rows * segment.heads * segment.queries}, MemoryCategory::workspace);
-  run.logsumexp = run.logsumexp_memory.view(dtype_, {segment.rows, segment.heads, segment.queries});
+      context_.arena->allocate(logsumexp.dtype(), {segment.rows * segment.heads * segment.queries}, MemoryCategory::workspace);
+  run.logsumexp = run.logsumexp_memory.view(logsumexp.dtype(), {segment.rows, segment.heads, segment.queries});
   copy_run(op, segment, query, logsumexp, run.logsumexp, segment.heads, 1, true);
   return run;
 }
@@ -156,7 +156,7 @@ void GptStage::store_run(const Operation& op, const AttentionSegment& segment, s
 void GptStage::copy_run(const Operation& op, const AttentionSegment& segment, std::int64_t query, TensorView all, TensorView part,
                         std::int64_t outer, std::int64_t inner, bool load) const {
   const std::int64_t tokens = at(op.micro_batch).shape.sequence;
-  const auto element = static_cast<std::int64_t>(size_bytes(dtype_));
+  const auto element = static_cast<std::int64_t>(size_bytes(all.dtype()));
   const auto bytes = static_cast<std::size_t>(segment.queries * inner * element);
   for (std::int64_t i = 0; i < segment.rows * outer; ++i) {
     auto* whole = static_cast<std::byte*>(all.data()) + (i * tokens + query) * inner * element;

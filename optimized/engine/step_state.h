@@ -2,6 +2,7 @@
 #pragma once
 
 #include "optimized/engine/engine.h"
+#include "optimized/engine/optimizer.h"
 
 namespace tandem {
 
@@ -12,9 +13,13 @@ struct Engine::StepState {
   double valid_tokens = 0;  // this rank's part, then of the whole global batch
   double rank_tokens = 0;
   bool tokens_known = false;
-  bool norm_known = false;
+  bool totals_shared = false;
+  bool norm_known = false;       // the gradients are complete, and their norm has been taken here
+  bool overflow_agreed = false;  // all ranks know whether any has a gradient that is not finite
+  bool overflowed = false;
   bool reduced_early = false;  // pitfall
-  double squared_norm = 0;
+  NormPartials partials{};
+  double squared_norm = 0;  // of the scaled loss's gradient
   StageTotals totals{};
   StepResult result{};
 };

@@ -107,8 +107,7 @@ class Layout {
     result.shard.replica_count = copies * tensor_copies * data_copies * plan_.parallel.context;
     result.shard.replica_index =
         ((copy * tensor_copies + tensor_copy) * data_copies + data_copy) * plan_.parallel.context + here_.context;
-    const bool first_expert_rank = spec.expert >= 0 || here_.data % plan_.parallel.expert == 0;
-    result.counts_in_norm = copy == 0 && tensor_copy == 0 && first_expert_rank;
+    result.counts_in_norm = copy == 0 && tensor_copy == 0;
     return result;
   }
 

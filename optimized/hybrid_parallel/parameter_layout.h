@@ -18,7 +18,8 @@ struct LocalParameter {
   bool tensor_partial_gradient = false;
   /// A second copy is on the other end of the pipeline (tied token embedding).
   bool tied_copy = false;
-  /// Of the copies in one model replica (tensor, pipeline and expert ranks), the one that counts in the gradient norm.
+  /// Of the copies that tensor ranks and the ends of a pipeline hold, the one that counts in the gradient norm. (Dense parameters
+  /// are also on all ranks of an expert group: NormPartials::share() lets one of these speak.)
   bool counts_in_norm = true;
 
   [[nodiscard]] bool expert() const noexcept { return spec.expert >= 0; }

@@ -14,7 +14,7 @@ namespace {
 class Decoder {
  public:
   Decoder(const RankContext& context, const GptConfig& model, const ParameterStore& store)
-      : kernels_(*context.kernels), model_(model), store_(store), dtype_(store.all_parameters().dtype()) {
+      : kernels_(*context.kernels), model_(model), store_(store), dtype_(store.storage()) {
     const auto hold = [&](std::initializer_list<std::int64_t> shape) {
       buffers_.push_back(context.arena->allocate(dtype_, Shape(shape), MemoryCategory::workspace));
       return buffers_.back().view(dtype_, Shape(shape));

@@ -8,6 +8,7 @@
 
 #include "optimized/checkpoint/checkpoint.h"
 #include "optimized/engine/parameter_store.h"
+#include "optimized/machine.h"
 
 namespace tandem {
 namespace {
@@ -24,7 +25,7 @@ class RankTrainer {
         comm_(watched(comm)),
         report_(report),
         arena_({.poison = options.poison}),
-        kernels_(make_cpu_kernels({.threads = options.config.plan.threads_per_rank, .pitfalls = options.pitfalls})),
+        kernels_(make_kernels(options.config.plan, options.pitfalls)),
         engine_(context(), engine_options(options.config)) {
     timeline_.set_enabled(options.record_timeline);
   }
@@ -120,7 +121,8 @@ class RankTrainer {
       const SpanScope span(&timeline_, "checkpoint", Activity::checkpoint, static_cast<int>(done - 1));
       try {
         const std::filesystem::path written =
-            save_checkpoint(options_.output, engine_, {options_.config, done, engine_.updates(), options_.data_name});
+            save_checkpoint(options_.output, engine_,
+                            {options_.config, done, options_.data_name});
         if (leads()) report_.checkpoint = written;
       } catch (const IoError& error) {
         report_.checkpoint_error = error.what();

@@ -233,6 +233,15 @@ void attention_backward(const AttentionHead<Real>& head) {
 }
 
 template <class Real>
+void softmax_gradient(const Real* probability, Real scale, Real* gradient, Index count) {
+  Real dot = 0;
+#pragma omp simd reduction(+ : dot)
+  for (Index s = 0; s < count; ++s) dot += probability[s] * gradient[s];
+#pragma omp simd
+  for (Index s = 0; s < count; ++s) gradient[s] = scale * probability[s] * (gradient[s] - dot);
+}
+
+template <class Real>
 void attention_decode(const Real* q, const Real* keys, const Real* values, Index length, Index stride, Index head_size,
                       Real scale, Real* weights, Real* out) {
   for (Index s = 0; s < length; ++s) {

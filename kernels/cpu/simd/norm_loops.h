@@ -10,46 +10,60 @@ namespace {
 /// Two passes over a row that is in the first-level cache by then: the variance is that of the differences, so that a large mean
 /// costs no digits.
 template <class Real>
+inline void row_statistics(const Real* row, Real epsilon, Index hidden, Real& mean, Real& rstd) {
+  const Real divisor = static_cast<Real>(hidden);
+  Real sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (Index c = 0; c < hidden; ++c) sum += row[c];
+  const Real center = sum / divisor;
+  Real squares = 0;
+#pragma omp simd reduction(+ : squares)
+  for (Index c = 0; c < hidden; ++c) {
+    const Real difference = row[c] - center;
+    squares += difference * difference;
+  }
+  mean = center;
+  rstd = Real(1) / square_root(squares / divisor + epsilon);
+}
+
+template <class Real>
 void layer_norm_forward(const Real* x, const Real* weight, const Real* bias, Real epsilon, Index tokens, Index hidden, Real* y,
                         Real* mean, Real* rstd) {
-  const Real divisor = static_cast<Real>(hidden);
   for (Index t = 0; t < tokens; ++t) {
     const Real* row = x + t * hidden;
-    Real sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (Index c = 0; c < hidden; ++c) sum += row[c];
-    const Real center = sum / divisor;
-    Real squares = 0;
-#pragma omp simd reduction(+ : squares)
-    for (Index c = 0; c < hidden; ++c) {
-      const Real difference = row[c] - center;
-      squares += difference * difference;
-    }
-    const Real inverse = Real(1) / square_root(squares / divisor + epsilon);
+    row_statistics(row, epsilon, hidden, mean[t], rstd[t]);
+    const Real center = mean[t], inverse = rstd[t];
     Real* out = y + t * hidden;
 #pragma omp simd
     for (Index c = 0; c < hidden; ++c) out[c] = (row[c] - center) * inverse * weight[c] + bias[c];
-    mean[t] = center;
-    rstd[t] = inverse;
   }
+}
+
+/// Means over a row of g = gradient * weight, and of g xhat.
+template <class Real>
+inline void gradient_means(const Real* gradient, const Real* row, const Real* weight, Real center, Real inverse, Index hidden,
+                           Real& mean_g, Real& mean_dot) {
+  const Real divisor = static_cast<Real>(hidden);
+  Real sum = 0, dot = 0;
+#pragma omp simd reduction(+ : sum, dot)
+  for (Index c = 0; c < hidden; ++c) {
+    const Real g = gradient[c] * weight[c];
+    sum += g;
+    dot += g * ((row[c] - center) * inverse);
+  }
+  mean_g = sum / divisor;
+  mean_dot = dot / divisor;
 }
 
 template <class Real>
 void layer_norm_backward_input(const Real* dy, const Real* x, const Real* weight, const Real* mean, const Real* rstd,
                                const Real* dresidual, Index tokens, Index hidden, Real* dx) {
-  const Real divisor = static_cast<Real>(hidden);
   for (Index t = 0; t < tokens; ++t) {
     const Real* gradient = dy + t * hidden;
     const Real* row = x + t * hidden;
     const Real center = mean[t], inverse = rstd[t];
-    Real sum = 0, dot = 0;
-#pragma omp simd reduction(+ : sum, dot)
-    for (Index c = 0; c < hidden; ++c) {
-      const Real g = gradient[c] * weight[c];
-      sum += g;
-      dot += g * ((row[c] - center) * inverse);
-    }
-    const Real mean_g = sum / divisor, mean_dot = dot / divisor;
+    Real mean_g, mean_dot;
+    gradient_means(gradient, row, weight, center, inverse, hidden, mean_g, mean_dot);
     Real* out = dx + t * hidden;
     if (dresidual == nullptr) {
 #pragma omp simd

@@ -3,7 +3,9 @@
 
 #include "kernels/cpu/simd/attention_loops.h"
 #include "kernels/cpu/simd/elementwise_loops.h"
+#include "kernels/cpu/simd/fp8_loops.h"
 #include "kernels/cpu/simd/gemm_loops.h"
+#include "kernels/cpu/simd/half_loops.h"
 #include "kernels/cpu/simd/norm_loops.h"
 #include "kernels/cpu/simd/random_loops.h"
 #include "kernels/cpu/simd/row_loops.h"
@@ -44,13 +46,21 @@ constexpr VectorOps<Real> kOps = {
     .attention_scratch = attention_scratch<Real>,
     .attention_forward = attention_forward<Real>,
     .attention_backward = attention_backward<Real>,
+    .softmax_gradient = softmax_gradient<Real>,
     .attention_decode = attention_decode<Real>,
     .gemm = gemm<Real>,
     .exponential = exponential_all<Real>,
 };
 
 /// The table of the instruction set that the including file is compiled for.
-constexpr VectorTables kTables = {kOps<float>, kOps<double>};
+constexpr VectorTables kTables = {
+    .f32 = kOps<float>,
+    .f64 = kOps<double>,
+    .bf16 = kHalfOps<Bf16>,
+    .f16 = kHalfOps<F16>,
+    .quantize_e4m3 = quantize_e4m3,
+    .quantize_e5m2 = quantize_e5m2,
+};
 
 }  // namespace
 }  // namespace tandem::cpu

@@ -107,6 +107,8 @@ struct VectorOps {
   Index (*attention_scratch)(Index keys, Index head_size);
   void (*attention_forward)(const AttentionHead<Real>& head);
   void (*attention_backward)(const AttentionHead<Real>& head);
+  /// gradient = scale * probability * (gradient - sum of gradient * probability).
+  void (*softmax_gradient)(const Real* probability, Real scale, Real* gradient, Index count);
   /// One query against `length` keys and values, `stride` elements apart. weights: scratch [length].
   void (*attention_decode)(const Real* q, const Real* keys, const Real* values, Index length, Index stride, Index head_size,
                            Real scale, Real* weights, Real* out);
@@ -119,9 +121,48 @@ struct VectorOps {
   void (*exponential)(const Real* x, Real* y, Index count);
 };
 
+/// Loops on tensors of one 16-bit dtype (bit patterns): the arithmetic of the loop of the same name in VectorOps<float>, with the
+/// same bits, each output rounded once. Conversions have the bits of core/dtype.h for every input. What is not const may be an
+/// input, element by element.
+struct HalfOps {
+  using Index = std::int64_t;
+  using Half = std::uint16_t;
+
+  void (*widen)(const Half* from, float* to, Index count);
+  void (*narrow)(const float* from, Half* to, Index count);
+  void (*gelu_forward)(const Half* x, Half* y, Index count);
+  void (*gelu_backward)(const Half* dy, const Half* x, Half* dx, Index count);
+  void (*scale)(Half* x, float factor, Index count);
+  void (*sum)(const Half* a, const Half* b, Half* out, Index count);
+  /// y += x.
+  void (*add_to_single)(const Half* x, float* y, Index count);
+  double (*squared_norm)(const Half* x, Index count);
+
+  /// scratch: `hidden` elements.
+  void (*layer_norm_forward)(const Half* x, const float* weight, const float* bias, float epsilon, Index tokens, Index hidden,
+                             Half* y, float* mean, float* rstd, float* scratch);
+  /// scratch: 2 * `hidden` elements.
+  void (*layer_norm_backward_input)(const Half* dy, const Half* x, const float* weight, const float* mean, const float* rstd,
+                                    const Half* dresidual, Index tokens, Index hidden, Half* dx, float* scratch);
+  /// dweight and dbias hold the columns [c0, c1) alone.
+  void (*layer_norm_backward_weight)(const Half* dy, const Half* x, const float* mean, const float* rstd, Index tokens,
+                                     Index hidden, Index c0, Index c1, float* dweight, float* dbias);
+  /// sum holds the columns [c0, c1) alone.
+  void (*column_sum)(const Half* x, Index rows, Index stride, Index c0, Index c1, float* sum);
+  /// scratch: `vocabulary` elements.
+  double (*cross_entropy_gradient)(Half* logits, Index vocabulary, std::int32_t target, float scale, float* scratch);
+};
+
 struct VectorTables {
+  using Index = std::int64_t;
+
   VectorOps<float> f32;
   VectorOps<double> f64;
+  HalfOps bf16, f16;
+  /// to = fp8(from * scale) * inverse_scale, saturating, NaN stays NaN; `to` may be `from`. Returns the largest |from| of those
+  /// that are numbers.
+  float (*quantize_e4m3)(const float* from, float scale, float inverse_scale, float* to, Index count);
+  float (*quantize_e5m2)(const float* from, float scale, float inverse_scale, float* to, Index count);
 };
 
 /// The tables of each instruction set that this build has. Calling into one that the machine lacks is an illegal instruction:

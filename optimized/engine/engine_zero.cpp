@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// ZeRO: gradients are reduced to the rank that keeps them, parameters are gathered for those that compute with them.
+#include <algorithm>
+#include <cstring>
+
+#include "optimized/engine/step_state.h"
+
+namespace tandem {
+namespace {
+
+// Planted: this rank lays the bucket out in the order in which its gradients became ready, here the last tensor first.
+void rotate_by_last_tensor(const ParameterStore& store, int unit_index) {
+  const GradientBucket& unit = store.units()[static_cast<std::size_t>(unit_index)];
+  const std::int64_t last = store.parameters()[static_cast<std::size_t>(unit.parameters.end - 1)].num_elements();
+  const TensorView gradients = store.unit_gradients(unit_index);
+  auto* const begin = static_cast<std::byte*>(gradients.data());
+  std::byte* const end = begin + gradients.size_bytes();
+  std::rotate(begin, end - last * static_cast<std::int64_t>(size_bytes(gradients.dtype())), end);
+}
+
+}  // namespace
+
+// The sum lands in the owned part of the unit's own memory; where gradients are dealt (stages 2 and 3) it is added to what earlier
+// micro-batches have left.
+void Engine::scatter_bucket(const Operation& op) {
+  if (context_.pitfalls.on(Pitfall::all_reduce_dropped)) return;
+  const GradientBucket& unit = store_.units()[static_cast<std::size_t>(op.bucket)];
+  Communicator& replicas = groups_.of(unit.axis());
+  if (context_.pitfalls.on(Pitfall::buckets_in_arrival_order) && replicas.rank() + 1 == replicas.size()) {
+    rotate_by_last_tensor(store_, op.bucket);
+  }
+  const TensorView all = store_.unit_gradients(op.bucket);
+  const Interval own = store_.owned(op.bucket);
+  const TensorView sum = all.flat(own.begin, own.size());
+  const std::vector<std::int64_t> counts = part_sizes(unit, replicas.size());
+  replicas.reduce_scatter(all, sum, counts, {op.purpose, to_string(op), Progress::on_wait}).wait_host();
+  if (!store_.keeps_whole_gradients()) context_.kernels->add(sum, store_.owned_gradients(op.bucket));
+}
+
+void Engine::gather_parameters(const Operation& op) {
+  const GradientBucket& unit = store_.units()[static_cast<std::size_t>(op.bucket)];
+  Communicator& replicas = groups_.of(unit.axis());
+  const std::vector<std::int64_t> counts = part_sizes(unit, replicas.size());
+  const bool just_in_time = options_.plan.zero_stage == 3;
+  if (just_in_time && context_.pitfalls.on(Pitfall::gathered_weights_stale) && store_.was_gathered(op.bucket)) return;
+  // Just in time: other work goes on until an operation needs them. After an update everybody waits at once.
+  const CommOptions options{op.purpose, to_string(op), just_in_time ? Progress::background : Progress::on_wait};
+  Work work = replicas.all_gather(store_.owned_parameters(op.bucket), store_.unit_parameters(op.bucket), counts, options);
+  if (!just_in_time) {
+    work.wait_host();
+    return;
+  }
+  store_.stamp(op.bucket);
+  gathering_.insert_or_assign(op.bucket, std::move(work));
+}
+
+// Before an operation of a layer, or outside all, that may read what is still on its way.
+void Engine::wait_for_parameters(const Operation& op) {
+  for (auto under_way = gathering_.begin(); under_way != gathering_.end();) {
+    const GradientBucket& unit = store_.units()[static_cast<std::size_t>(under_way->first)];
+    if (store_.spec(static_cast<std::size_t>(unit.parameters.begin)).layer != op.layer) {
+      ++under_way;
+      continue;
+    }
+    under_way->second.wait_host();
+    under_way = gathering_.erase(under_way);
+  }
+}
+
+}  // namespace tandem
