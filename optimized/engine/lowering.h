@@ -14,7 +14,7 @@
 
 namespace tandem {
 
-/// Builds the program of one rank; see lower(). The pieces of a pass are in lower_pass.cpp, what surrounds them in lowering.cpp.
+/// Builds the program of one rank; see lower(). The pieces of a pass are in lower_pass.cpp and lower_ends.cpp, what surrounds them in lowering.cpp.
 class Lowering {
  public:
   enum class Kind : std::uint8_t { training_step, evaluation };
