@@ -93,9 +93,17 @@ class CommandLine(unittest.TestCase):
     def test_setting_without_value(self):
         self.refused("train", "--set", "heads", says="heads")
 
-    def test_what_is_not_implemented(self):
-        for setting in ("zero=1", "precision=bf16", "recompute=some"):
-            self.refused("train", "--set", setting, says=setting.split("=")[0])
+    def test_values_that_do_not_exist(self):
+        for setting, exists in (("zero=4", "from 0 to 3"), ("zero=-1", "from 0 to 3"), ("precision=fp12", "bf16-autocast"),
+                                ("offload=disk", "none, optimizer"), ("recompute=some", "selective"), ("gradients=half", "stored"),
+                                ("attention=sparse", "materialized"), ("loss_scale=huge", "dynamic")):
+            self.refused("train", "--set", setting, says=[f"plan.{setting.split('=')[0]} is", setting, exists])
+
+    def test_plans_that_contradict_themselves(self):
+        for settings, reason in ((["attention=materialized", "context=2"], "attention materialized"),
+                                 (["zero=1", "bucket_bytes=1000"], "bucket_bytes has no effect with zero"),
+                                 (["precision=bf16", "loss_scale=dynamic", "loss_scale_growth_factor=0.5"], "loss_scale_growth_factor")):
+            self.refused("train", *[part for s in settings for part in ("--set", s)], says=reason)
 
     def test_steps_below_one(self):
         self.refused("train", "--steps", "-3", says=["--steps", "at least 1"])
@@ -132,6 +140,25 @@ class CommandLine(unittest.TestCase):
                          ["pipeline=2", "pipeline_schedule=zb-h1"], ["tensor=2", "sequence_parallel=true"]):
             done = self.run_tandem("golden", f"{SOURCE}/results/golden/tiny", *[part for s in settings for part in ("--set", s)])
             self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
+
+    def test_golden_in_sixteen_bits(self):
+        for settings in (["bf16"], ["fp16", "data=3", "zero=2"], ["bf16-autocast"], ["fp8", "data=2"]):
+            done = self.run_tandem("golden", f"{SOURCE}/results/golden/tiny", "--precision", settings[0],
+                                   *[part for s in settings[1:] for part in ("--set", s)])
+            self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
+
+    def test_golden_goes_on_after_a_folder_that_cannot_be_run(self):
+        done = self.run_tandem("golden", self.folder.name, f"{SOURCE}/results/golden/tiny")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("engine fp64", done.stdout)
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+    def test_golden_deviation_counts_more_than_a_refusal(self):
+        done = self.run_tandem("golden", self.folder.name, f"{SOURCE}/results/golden/tiny", "--precision", "fp16",
+                               "--set", "loss_scale_initial=16777216")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("skipped_steps", done.stdout)
+        self.assertIn("loss_scale_initial", done.stdout)
 
     def test_compare_with_what_is_no_result(self):
         self.refused("compare", self.path("a.json", b"{}"), self.path("b.json", b"{}"), says=".json")
@@ -179,6 +206,68 @@ class CommandLine(unittest.TestCase):
         said = self.run_tandem("generate", "--checkpoint", out, "--prompt", "the ", "--tokens", "9")
         self.assertEqual(said.returncode, 0, said.stderr)
         self.assertTrue(said.stdout.startswith("the "))
+
+    def test_sixteen_bits_sharding_and_every_axis_at_once(self):
+        text = self.path("t.txt", b"the quick brown fox jumps over the lazy dog. " * 60)
+        settings = ["precision=bf16", "zero=3", "recompute=selective", "tensor=2", "pipeline=2", "data=2"]
+        done = self.run_tandem("train", "--data", text, "--steps", "3", "--json", self.path("r.json"),
+                               *[part for s in settings for part in ("--set", s)])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(self.path("r.json")) as file:
+            report = json.load(file)
+        self.assertLess(report["loss"][2], report["loss"][0])
+        for category, within in (("parameters", 0.02), ("gradients", 0.02), ("optimizer", 0.02), ("activations", 0.1), ("workspace", 0.1)):
+            measured, predicted = report["peak_bytes"][category], report["predicted_bytes"][category]
+            self.assertGreater(measured, 0, category)
+            self.assertLessEqual(abs(measured / predicted - 1), within, category)
+        rows = done.stdout.splitlines()
+        heading = next(i for i, row in enumerate(rows) if row.startswith("peak memory of a rank"))
+        self.assertEqual([row.split()[0] for row in rows[heading + 1:heading + 7]],
+                         ["parameters", "gradients", "optimizer", "activations", "communication", "workspace"])
+        self.assertEqual(len({len(row) for row in rows[heading:heading + 7]}), 1, "the table's columns are aligned")
+        self.assertNotIn("loss_scale", report)
+
+    def test_offloaded_state_and_loss_scale_are_reported(self):
+        done = self.run_tandem("train", "--steps", "6", "--json", self.path("r.json"), *SMALL, "--set", "precision=fp16", "--set", "zero=2",
+                               "--set", "data=2", "--set", "offload=optimizer", "--set", "loss_scale_initial=1e30")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(self.path("r.json")) as file:
+            report = json.load(file)
+        self.assertEqual(report["peak_bytes"]["optimizer"], 0)
+        self.assertGreater(report["host_peak_bytes"]["optimizer"], 0)
+        self.assertLess(abs(report["host_peak_bytes"]["optimizer"] / report["host_predicted_bytes"]["optimizer"] - 1), 0.02)
+        self.assertIn("optimizer, in host memory", done.stdout)
+        self.assertEqual(report["loss_scale"], {"scale": [1e30 / 2**i for i in range(6)], "skipped": [True] * 6})
+        self.assertIn("scale 5e+29  2 skipped", done.stdout)
+        self.assertIn("6 of 6 steps skipped", done.stdout)
+
+    def test_a_sharded_run_in_sixteen_bits_goes_on_where_it_was_interrupted(self):
+        out = self.path("run")
+        sharded = ["--set", "precision=bf16", "--set", "zero=3", "--set", "data=3", "--set", "dropout=0.1"]
+        process = subprocess.Popen([TANDEM, "train", "--steps", "10000000", "--out", out, *SMALL, *sharded], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        while not process.stdout.readline().startswith("step"):
+            pass
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, error)
+        with open(os.path.join(out, "latest")) as file:
+            saved = int(file.read().strip().split("-")[-1])
+        runs = []
+        for arguments in (["--set", "zero=3"], ["--set", "zero=0"], ["--set", "zero=2", "--set", "offload=optimizer"]):
+            done = self.run_tandem("train", "--resume", out, "--out", self.path("other"), "--steps", str(saved + 3), "--json", self.path("r.json"),
+                                   *arguments)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with open(self.path("r.json")) as file:
+                report = json.load(file)
+            self.assertEqual(report["first_step"], saved)
+            runs.append((report["loss"], report["gradient_norm"], report["validation"]))
+        self.assertEqual(runs[0], runs[1])
+        self.assertEqual(runs[0], runs[2])
+        whole = self.run_tandem("train", "--steps", str(saved + 3), "--json", self.path("r.json"), *SMALL, *sharded)
+        self.assertEqual(whole.returncode, 0, whole.stderr)
+        with open(self.path("r.json")) as file:
+            self.assertEqual(json.load(file)["loss"][-3:], runs[0][0])
 
     def test_training_with_experts_reports_what_was_dropped(self):
         done = self.run_tandem("train", "--steps", "2", "--json", self.path("r.json"), *SMALL, "--set", "experts=4", "--set", "data=2",

@@ -33,7 +33,10 @@ int generate_action(const GenerateArguments& arguments, const std::atomic<bool>&
   }
   fmt::print("{}", arguments.prompt);
   run_threads_world({.ranks = 1}, [&](Communicator& comm) {
-    const TrainingPlan plan = on_one_rank(info.config.plan);
+    // From the master copies, in fp32 whatever precision they were trained in.
+    TrainingPlan plan = on_one_rank(info.config.plan);
+    plan.precision = "fp32";
+    plan.numerics = {};
     Arena arena;
     const auto kernels = make_cpu_kernels({});
     const RankContext context{&comm, kernels.get(), &arena, nullptr, {}, {}};

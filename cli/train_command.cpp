@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 
@@ -111,6 +112,16 @@ void print_floor(const TrainReport& report, const BatchSource& source) {
              corpus->entropy_rate_nats(), 100 * (report.validation_losses.back().second / corpus->entropy_rate_nats() - 1));
 }
 
+// `skipped`: steps so far.
+void print_step(std::int64_t step, const StepResult& result, double step_seconds, bool scaled, std::int64_t skipped) {
+  fmt::print("step {:>6}  loss {:.4f}  norm {:.3f}  lr {:.2e}  {:.0f} tokens/s", step + 1, result.loss,
+             std::abs(result.gradient_norm), result.learning_rate, static_cast<double>(result.valid_tokens) / step_seconds);
+  if (scaled) fmt::print("  scale {:.12g}", result.loss_scale);
+  if (skipped > 0) fmt::print("  {} skipped", skipped);
+  fmt::print("\n");
+  std::fflush(stdout);
+}
+
 // What is left to say and to keep when the steps are done.
 int finish(const TrainArguments& arguments, const Plan& plan, const BatchSource& source, const TrainReport& report) {
   if (report.steps.empty()) {
@@ -151,13 +162,13 @@ int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop)
   options.stop = &stop;
   const std::int64_t total = plan.config.steps;
   const std::int64_t every = std::max<std::int64_t>(1, total / 20);
+  std::int64_t skipped = 0;
   options.on_step = [&](std::int64_t step, const StepResult& result, double step_seconds) {
+    skipped += result.skipped ? 1 : 0;
     progress.show(step + 1, total, fmt::format("loss {:.4f}", result.loss));
     if (step != 0 && (step + 1) % every != 0 && step + 1 != total) return;
     progress.clear();
-    fmt::print("step {:>6}  loss {:.4f}  norm {:.3f}  lr {:.2e}  {:.0f} tokens/s\n", step + 1, result.loss, result.gradient_norm,
-               result.learning_rate, static_cast<double>(result.valid_tokens) / step_seconds);
-    std::fflush(stdout);
+    print_step(step, result, step_seconds, scales_loss(plan.config.plan), skipped);
   };
   options.on_evaluation = [&](std::int64_t done, double loss) {
     progress.clear();

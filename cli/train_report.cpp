@@ -2,6 +2,8 @@
 #include "cli/train_report.h"
 
 #include <algorithm>
+#include <limits>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -24,6 +26,84 @@ nlohmann::json by_category(const BytesByCategory& bytes) {
   nlohmann::json json = nlohmann::json::object();
   for (std::size_t i = 0; i < kMemoryCategories; ++i) json[std::string(name(static_cast<MemoryCategory>(i)))] = bytes[i];
   return json;
+}
+
+// Of every category on the rank that has most of it.
+BytesByCategory worst_peak(const std::vector<MemoryLedger>& ledgers) {
+  BytesByCategory worst{};
+  for (const MemoryLedger& ledger : ledgers) {
+    for (std::size_t i = 0; i < kMemoryCategories; ++i) worst[i] = std::max(worst[i], ledger.peak()[i]);
+  }
+  return worst;
+}
+
+// Inside the steps from `first` on, of which there are `steps`. Transfers know no step.
+std::array<double, kPurposes> bytes_sent_per_step(const TrainReport& report, int first, double steps) {
+  std::array<double, kPurposes> sent{};
+  for (const std::vector<Span>& spans : report.spans_by_rank) {
+    std::vector<std::pair<std::int64_t, std::int64_t>> within;  // in ascending order
+    for (const Span& span : spans) {
+      if (span.activity == Activity::step && span.step >= first) within.emplace_back(span.begin_ns, span.end_ns);
+    }
+    for (const Span& span : spans) {
+      if (span.activity != Activity::transfer) continue;
+      const auto after =
+          std::upper_bound(within.begin(), within.end(), std::pair(span.begin_ns, std::numeric_limits<std::int64_t>::max()));
+      if (after == within.begin() || span.begin_ns > std::prev(after)->second) continue;
+      sent[static_cast<std::size_t>(span.purpose)] += static_cast<double>(span.bytes) / steps;
+    }
+  }
+  return sent;
+}
+
+nlohmann::json communication_json(const TrainSummary& summary) {
+  nlohmann::json json = {{"busy_share", summary.busy_share}, {"exposed_share", summary.exposed_share}};
+  for (std::size_t i = 0; i < kPurposes; ++i) {
+    json["bytes_sent_per_step"][std::string(name(static_cast<Purpose>(i)))] = summary.bytes_sent[i];
+  }
+  return json;
+}
+
+void print_communication(const TrainSummary& summary) {
+  fmt::print("communication: {:.1f} % of a step, {:.1f} % exposed; sent in a step:", 100 * summary.busy_share,
+             100 * summary.exposed_share);
+  std::string_view separator = " ";
+  for (std::size_t i = 0; i < kPurposes; ++i) {
+    if (summary.bytes_sent[i] == 0) continue;
+    fmt::print("{}{} {}", separator, name(static_cast<Purpose>(i)),
+               human_bytes(static_cast<std::int64_t>(summary.bytes_sent[i])));
+    separator = ", ";
+  }
+  fmt::print("\n");
+}
+
+std::int64_t skipped_steps(const TrainReport& report) {
+  return std::count_if(report.steps.begin(), report.steps.end(), [](const StepResult& step) { return step.skipped; });
+}
+
+nlohmann::json loss_scale_json(const TrainReport& report) {
+  nlohmann::json json = {{"scale", nlohmann::json::array()}, {"skipped", nlohmann::json::array()}};
+  for (const StepResult& step : report.steps) {
+    json["scale"].push_back(step.loss_scale);
+    json["skipped"].push_back(step.skipped);
+  }
+  return json;
+}
+
+void print_memory(const TrainSummary& summary) {
+  TextTable table({"peak memory of a rank", "measured", "predicted"});
+  const auto cell = [](std::int64_t bytes) { return bytes > 0 ? human_bytes(bytes) : std::string("-"); };
+  for (std::size_t i = 0; i < kMemoryCategories; ++i) {
+    table.add({std::string(name(static_cast<MemoryCategory>(i))), human_bytes(summary.peak_bytes[i]),
+               cell(summary.predicted_bytes[i])});
+  }
+  for (std::size_t i = 0; i < kMemoryCategories; ++i) {
+    if (summary.host_peak_bytes[i] == 0 && summary.host_predicted_bytes[i] == 0) continue;
+    table.add({fmt::format("{}, in host memory", name(static_cast<MemoryCategory>(i))), human_bytes(summary.host_peak_bytes[i]),
+               cell(summary.host_predicted_bytes[i])});
+  }
+  // Columns, also where a pipe or a file takes them: people read both.
+  fmt::print("{}", table.render(TableStyle::terminal));
 }
 
 nlohmann::json experts_json(const TrainReport& report) {
@@ -65,10 +145,12 @@ TrainSummary summarise_training(const TrainReport& report, const RunConfig& conf
     summary.busy_share += share(split.communication_busy_ns, split.wall_ns) / ranks;
     summary.exposed_share += share(split.communication_exposed_ns, split.wall_ns) / ranks;
   }
-  for (const MemoryLedger& ledger : report.ledgers) {
-    for (std::size_t i = 0; i < kMemoryCategories; ++i) summary.peak_bytes[i] = std::max(summary.peak_bytes[i], ledger.peak()[i]);
-  }
-  summary.predicted_bytes = predicted_peak(config.model, config.plan, config.optimizer.kind, sequence);
+  summary.bytes_sent = bytes_sent_per_step(report, static_cast<int>(report.first_step) + static_cast<int>(first), steps);
+  summary.peak_bytes = worst_peak(report.ledgers);
+  summary.host_peak_bytes = worst_peak(report.host_ledgers);
+  const MemoryForecast forecast = forecast_memory(config.model, config.plan, config.optimizer.kind, sequence);
+  summary.predicted_bytes = forecast.device;
+  summary.host_predicted_bytes = forecast.host;
   return summary;
 }
 
@@ -99,15 +181,18 @@ std::string train_report_json(const TrainReport& report, const TrainSummary& sum
                          {"tokens_per_second", summary.tokens_per_second},
                          {"model_flops_per_second", summary.model_flops_per_second},
                          {"flops_convention", kFlopsConvention},
-                         {"communication", {{"busy_share", summary.busy_share}, {"exposed_share", summary.exposed_share}}},
+                         {"communication", communication_json(summary)},
                          {"peak_bytes", by_category(summary.peak_bytes)},
                          {"predicted_bytes", by_category(summary.predicted_bytes)},
+                         {"host_peak_bytes", by_category(summary.host_peak_bytes)},
+                         {"host_predicted_bytes", by_category(summary.host_predicted_bytes)},
                          {"kernels",
                           {{"backend", report.kernels.backend},
                            {"instruction_set", report.kernels.instruction_set},
                            {"matrix_library", report.kernels.matrix_library},
                            {"notes", report.kernels.notes}}}};
   if (config.model.experts > 0) json["experts"] = experts_json(report);
+  if (scales_loss(config.plan)) json["loss_scale"] = loss_scale_json(report);
   return json.dump(2) + "\n";
 }
 
@@ -121,15 +206,14 @@ void print_train_summary(const TrainReport& report, const TrainSummary& summary)
                100 * share(last.dropped_assignments, assignments), last.auxiliary_loss);
   }
   if (report.spans_by_rank.size() > 1) {
-    fmt::print("communication: {:.1f} % of a step, {:.1f} % exposed\n", 100 * summary.busy_share, 100 * summary.exposed_share);
+    print_communication(summary);
   }
-  fmt::print("peak memory of a rank (predicted):");
-  for (std::size_t i = 0; i < kMemoryCategories; ++i) {
-    if (summary.peak_bytes[i] == 0) continue;
-    fmt::print("  {} {}", name(static_cast<MemoryCategory>(i)), human_bytes(summary.peak_bytes[i]));
-    if (summary.predicted_bytes[i] > 0) fmt::print(" ({})", human_bytes(summary.predicted_bytes[i]));
+  if (last.loss_scale != 1 || skipped_steps(report) > 0) {
+    fmt::print("loss scale: {:.12g} in the last step, {} of {} steps skipped\n", last.loss_scale, skipped_steps(report),
+               report.steps.size());
   }
-  fmt::print("\nkernels: {}, {}, {}\n", report.kernels.backend, report.kernels.instruction_set, report.kernels.matrix_library);
+  print_memory(summary);
+  fmt::print("kernels: {}, {}, {}\n", report.kernels.backend, report.kernels.instruction_set, report.kernels.matrix_library);
 }
 
 }  // namespace tandem

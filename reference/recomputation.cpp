@@ -72,11 +72,46 @@ double blocked_activation_bytes(const GptConfig& model, const RecomputationSize&
   return activation_bytes(model, blocked, mode);
 }
 
+std::vector<ByteTerm> differences_from_published(const GptConfig& model, const RecomputationSize& size, std::string_view mode) {
+  require_mode(mode);
+  TANDEM_CHECK(model.experts == 0 && model.mlp_width() == 4 * model.hidden && size.bytes == 2,
+               "the published formulas are for a dense MLP of width 4 hidden and 2 bytes an element");
+  const auto nh = static_cast<double>(size.tokens * model.hidden);
+  const auto na = static_cast<double>(size.tokens) * model.heads;
+  const double matrix = na * static_cast<double>(size.sequence);
+  const double t = size.tensor_ranks;
+  const double slices = size.sequence_parallel ? t : 1;
+  std::vector<ByteTerm> terms;
+  const auto add = [&](const char* reason, double bytes) {
+    if (bytes != 0) terms.push_back({reason, bytes});
+  };
+  if (mode == "full") {
+    add("input of a layer in slices", -2 * nh * (1 - 1 / slices));
+    return terms;
+  }
+  add("masks of residual dropout", -2 * nh / slices);
+  add("mean and 1/stddev of norms", 16 * static_cast<double>(size.tokens) / slices);
+  if (!size.materialized) add("log-sum-exp", 4 * na / t);
+  if (mode == "selective") {
+    add("outputs of norms made again", -4 * nh / slices);
+    add("output of GELU made again", -8 * nh / t);
+    return terms;
+  }
+  add("mask of attention's dropout", -matrix / t);
+  add("probabilities after dropout", -2 * matrix / t);
+  if (!size.materialized) add("probabilities", -2 * matrix / t);
+  add("outputs of norms whole", 4 * nh * (1 - 1 / slices));
+  return terms;
+}
+
 double recomputed_flops(const GptConfig& model, const RecomputationSize& size, bool output_kept) {
   const auto h = static_cast<double>(model.hidden);
   const auto f = static_cast<double>(model.mlp_width());
-  const auto s = static_cast<double>(size.sequence);
-  return 2 * static_cast<double>(size.tokens) * h * (4 * h + (s + 1) + (output_kept ? 1 : 2) * f);
+  return attention_core_flops(model, size) + 2 * static_cast<double>(size.tokens) * h * (4 * h + (output_kept ? 1 : 2) * f);
+}
+
+double attention_core_flops(const GptConfig& model, const RecomputationSize& size) {
+  return 2 * static_cast<double>(size.tokens * model.hidden * (size.sequence + 1));
 }
 
 }  // namespace tandem::reference

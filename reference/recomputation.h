@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/model_config.h"
 
@@ -55,9 +57,32 @@ struct RecomputationSize {
 /// activation_bytes() of blocked attention, whatever `size` says: no [s, s] matrix.
 [[nodiscard]] double blocked_activation_bytes(const GptConfig& model, const RecomputationSize& size, std::string_view mode);
 
+/// One reason why a layer keeps other bytes here than published.
+struct ByteTerm {
+  std::string reason;
+  double bytes = 0;  ///< that are more here; negative: fewer
+};
+/// activation_bytes() - published_activation_bytes(), term by term, with the symbols of both and x = 2:
+///   masks of residual dropout            - 2 n h / s'              none, selective: a mask is drawn again, never kept
+///   mask of attention's dropout          - n a s / t               none
+///   probabilities after dropout          - 2 n a s / t             none: P and the mask make them
+///   probabilities                        - 2 n a s / t             none, blocked attention
+///   log-sum-exp                          + 4 n a / t               none, selective; blocked attention
+///   mean and 1 / stddev of both norms    + 16 n / s'               none, selective: not counted there
+///   outputs of both norms                + 4 n h (1 - 1 / s')      none: whole, where they are published in slices
+///                                        - 4 n h / s'              selective: made again
+///   output of GELU                       - 8 n h / t               selective: made again
+///   input of a layer                     - 2 n h (1 - 1 / s')      full: a slice
+/// Throws ContractError for another mode, for experts, for an MLP that is not 4 h wide, and where an element is not 2 bytes.
+[[nodiscard]] std::vector<ByteTerm> differences_from_published(const GptConfig& model, const RecomputationSize& size,
+                                                               std::string_view mode);
+
 /// FLOPs that full recomputation repeats in one block over all ranks, a multiply-add counting 2 and causal attention as causal:
 ///   2 b s h (4 h + (s + 1) + f)          where the block's output was kept: the last product made it
 ///   2 b s h (4 h + (s + 1) + 2 f)        inside a group of layers
 [[nodiscard]] double recomputed_flops(const GptConfig& model, const RecomputationSize& size, bool output_kept);
+/// The part of both that is attention's two products, 2 b s h (s + 1): all that selective recomputation repeats, and that only
+/// where attention is materialized.
+[[nodiscard]] double attention_core_flops(const GptConfig& model, const RecomputationSize& size);
 
 }  // namespace tandem::reference

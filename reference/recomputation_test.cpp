@@ -119,12 +119,34 @@ TEST(Recomputation, ExpertsKeepTheirPlaces) {
   EXPECT_EQ(activation_bytes(model, size, "none"), dense + 240 + (1152 + 1920 + 1920) * 3 / 4 + 1152 + 960);
 }
 
+TEST(Recomputation, TermsExplainTheDifferenceFromThePublishedBytes) {
+  const GptConfig model = gpt3();
+  for (const std::string_view mode : {"none", "selective", "full"}) {
+    for (const bool materialized : {false, true}) {
+      for (const int ranks : {1, 2, 8}) {
+        for (const bool sequence : {false, true}) {
+          const RecomputationSize size{4096, 2048, ranks, sequence && ranks > 1, 2, materialized};
+          double explained = published_activation_bytes(model, size, mode);
+          for (const ByteTerm& term : differences_from_published(model, size, mode)) explained += term.bytes;
+          EXPECT_DOUBLE_EQ(explained, activation_bytes(model, size, mode)) << mode << materialized << ranks << sequence;
+        }
+      }
+    }
+  }
+}
+
+TEST(Recomputation, TermsAreForWhatIsPublishedAlone) {
+  EXPECT_THROW((void)differences_from_published(gpt3(), {2048, 2048, 1, false, 4}, "none"), ContractError);
+  EXPECT_THROW((void)differences_from_published(small_model(), {10, 5, 1, false, 2}, "none"), ContractError);
+}
+
 TEST(Recomputation, FullRepeatsAboutAThirdOfTheStep) {
   const GptConfig model = gpt3();
   const RecomputationSize size{2048, 2048, 1, false, 2};
   const double forward = 2 * 2048.0 * 12288 * (12 * 12288 + 2049);
 
   EXPECT_DOUBLE_EQ(recomputed_flops(model, size, false), forward);
+  EXPECT_DOUBLE_EQ(attention_core_flops(model, size), forward - 2 * 2048.0 * 12288 * 12 * 12288);
   EXPECT_DOUBLE_EQ(forward - recomputed_flops(model, size, true), 2 * 2048.0 * 12288 * 4 * 12288);
 }
 

@@ -8,10 +8,18 @@
 
 namespace tandem {
 
-/// Prediction of the memory peak of one rank (docs/measuring.md): parameters, gradients and moments that it holds, kept
-/// activations of the micro-batches that are in flight at once; worst rank of each. Activations of models with experts are not
-/// predicted (0).
+/// Closed forms of the memory peak of one rank (docs/measuring.md, suites/predicted_memory.cpp): parameters, gradients and
+/// optimizer state that it keeps, with ZeRO also what exists of whole units for a while; kept activations of the micro-batches
+/// that are in flight at once; worst rank of each. Workspace and communication buffers are not predicted (0).
 [[nodiscard]] BytesByCategory predicted_peak(const GptConfig& model, const TrainingPlan& plan, OptimizerKind optimizer,
+                                             std::int64_t sequence);
+
+/// The same with what the step programs say of workspace and, where the plan keeps state in host memory, the staging buffers and
+/// the host's bytes. Memory for communication is not predicted (0).
+struct MemoryForecast {
+  BytesByCategory device{}, host{};
+};
+[[nodiscard]] MemoryForecast forecast_memory(const GptConfig& model, const TrainingPlan& plan, OptimizerKind optimizer,
                                              std::int64_t sequence);
 
 /// Bytes that all ranks send for the gradients of one step of plain data parallelism: ranks * 2 b (ranks - 1) / ranks, b = bytes

@@ -14,6 +14,8 @@
 #include "core/io/hash.h"
 #include "harness/measurement.h"
 #include "optimized/context_parallel/zigzag.h"
+#include "optimized/hybrid_parallel/whole_tensors.h"
+#include "optimized/machine.h"
 #include "suites/benefits.h"
 #include "suites/evidence_stage.h"
 #include "suites/one_step.h"
@@ -24,8 +26,6 @@ namespace {
 
 // Of a communication: a small model is never so slow, and a rank that waits in vain should not wait long.
 constexpr std::chrono::milliseconds kDeadline{20000};
-
-using View = TensorView (ParameterStore::*)(std::size_t) const;
 
 std::uint64_t hash_of(TensorView view) {
   return hash64({static_cast<const std::byte*>(view.data()), static_cast<std::size_t>(view.size_bytes())});
@@ -42,20 +42,25 @@ class Collector {
  public:
   Collector(const PairInputs& inputs, Evidence& evidence) : inputs_(inputs), evidence_(evidence) {}
 
-  void collect(const std::string& stage, int step, const Engine& engine, View view) {
+  void collect(const std::string& stage, int step, const Engine& engine, PartView view) {
     const std::scoped_lock lock(mutex_);
     Stage& mine = stages_[stage];
     mine.step = step;
-    for (std::size_t i = 0; i < engine.store().size(); ++i) {
-      const ShardSpec& shard = engine.store().shard(i);
-      const TensorView local = (engine.store().*view)(i);
+    const ParameterStore& store = engine.store();
+    for (const OwnedPart& part : store.parts()) {
+      const ShardSpec& shard = part.shard;
+      const TensorView local = (store.*view)(part);
       mine.hashes.push_back({shard.global_name, shard.describe_slices(), stage, engine.groups().rank(), hash_of(local)});
       if (shard.replica_index != 0) continue;
       std::vector<double>& whole = mine.tensors[shard.global_name];
       // What no rank holds stays NaN, which no bound lets pass.
       if (whole.empty()) whole.assign(static_cast<std::size_t>(num_elements(shard.global_shape)), std::nan(""));
-      scatter_into(shard, ParameterStore::values_of(local), whole);
+      std::vector<double> values = ParameterStore::values_of(local);
+      // Of the loss, not of the scaled loss.
+      if (view == PartView(&ParameterStore::gradient)) unscale(values, engine);
+      scatter_into(shard, values, whole);
     }
+    if (view == &ParameterStore::master) add_stored(mine, stage, engine);
   }
 
   void finish(std::initializer_list<std::string_view> order) {
@@ -74,6 +79,23 @@ class Collector {
   }
 
  private:
+  static void unscale(std::vector<double>& values, const Engine& engine) {
+    for (double& value : values) value /= engine.loss_scaler().scale();
+  }
+
+  struct Stage;
+  // What this rank computes with, where that is another copy than what it updates: all ranks must have the same.
+  static void add_stored(Stage& mine, const std::string& stage, const Engine& engine) {
+    const ParameterStore& store = engine.store();
+    const int zero = engine.options().plan.zero_stage;
+    if (zero == 3 || (zero == 0 && !store.has_master_copy())) return;
+    for (std::size_t i = 0; i < store.size(); ++i) {
+      const ShardSpec& shard = store.shard(i);
+      mine.hashes.push_back({shard.global_name, shard.describe_slices() + " as stored", stage, engine.groups().rank(),
+                             hash_of(store.parameter(i))});
+    }
+  }
+
   struct Stage {
     int step = 0;
     std::map<std::string, std::vector<double>> tensors;
@@ -102,7 +124,7 @@ class RankRun {
         collector_(collector),
         result_(result),
         pitfalls_(context.pitfalls),
-        kernels_(make_cpu_kernels({.threads = inputs.plan.threads_per_rank, .pitfalls = context.pitfalls})) {
+        kernels_(make_kernels(inputs.plan, context.pitfalls)) {
     comm_.set_timeline(&timeline_);
   }
 
@@ -122,7 +144,7 @@ class RankRun {
     Arena arena({.poison = true});
     Engine engine(context(arena), {inputs_.model, inputs_.plan, plain_sgd(inputs_), {}, 1, inputs_.seed, {}});
     engine.store().initialise(inputs_.model, inputs_.initialization, inputs_.seed);
-    collector_.collect(std::string(kInitialParameters), 0, engine, &ParameterStore::parameter);
+    collector_.collect(std::string(kInitialParameters), 0, engine, &ParameterStore::master);
     engine.set_gradient_observer(
         [&](const Engine& e) { collector_.collect(std::string(kGradients), 0, e, &ParameterStore::gradient); });
     const StepResult done = engine.train_step(inputs_.data->training_batch(0, inputs_.plan.batch.rows), 0);
@@ -130,7 +152,7 @@ class RankRun {
     if (leads())
       result_.evidence.stages.push_back(make_stage(inputs_, "gradient_norm", 0, {{"gradient_norm", {done.gradient_norm}}}));
     result_.rows[static_cast<std::size_t>(comm_.rank())] = engine.rows();
-    collector_.collect("sgd_parameters", 0, engine, &ParameterStore::parameter);
+    collector_.collect("sgd_parameters", 0, engine, &ParameterStore::master);
   }
 
   void own_steps() {
@@ -156,12 +178,15 @@ class RankRun {
       result_.measured.wall_seconds = static_cast<double>(end - first_begin) * 1e-9;
       tokens_ += done.valid_tokens;
     }
-    collector_.collect("adamw_parameters", static_cast<int>(inputs_.steps) - 1, engine, &ParameterStore::parameter);
+    collector_.collect("adamw_parameters", static_cast<int>(inputs_.steps) - 1, engine, &ParameterStore::master);
     if (leads()) result_.evidence.stages.push_back(series(kLosses, "loss", result_.evidence.losses));
     if (leads()) result_.evidence.stages.push_back(series(kGradientNorms, "gradient_norm", norms));
     const auto measured_steps = static_cast<std::int64_t>(result_.measured.step_seconds.size());
     if (leads()) result_.measured.tokens_per_step = measured_steps > 0 ? tokens_ / measured_steps : 0;
-    result_.peak_bytes[static_cast<std::size_t>(comm_.rank())] = arena.ledger().peak();
+    const auto rank = static_cast<std::size_t>(comm_.rank());
+    result_.peak_bytes[rank] = arena.ledger().peak();
+    result_.rest_bytes[rank] = arena.ledger().current();
+    result_.host_bytes[rank] = engine.host_ledger().current();
   }
 
   void keep_totals(const StepResult& done) {
@@ -220,12 +245,14 @@ EngineRun engine_run(const PairInputs& inputs, const RunContext& context, const 
   EngineRun result;
   const int ranks = inputs.plan.parallel.world_size();
   result.evidence.side = fmt::format("engine {} {}{}", inputs.plan.precision, describe_layout(inputs.plan), side_suffix);
-  result.evidence.unit_roundoff = unit_roundoff(inputs.plan.numerics.storage);
+  result.evidence.unit_roundoff = candidate_roundoff(inputs.plan);
   result.evidence.ranks = ranks;
   result.evidence.input_hashes = input_hashes(inputs);
   result.measured.spans_by_rank.resize(static_cast<std::size_t>(ranks));
   result.measured.warm_up_steps = 1;
   result.peak_bytes.resize(static_cast<std::size_t>(ranks));
+  result.rest_bytes.resize(static_cast<std::size_t>(ranks));
+  result.host_bytes.resize(static_cast<std::size_t>(ranks));
   result.rows.resize(static_cast<std::size_t>(ranks));
   Collector collector(inputs, result.evidence);
   run_threads_world({.ranks = ranks, .deadline = kDeadline},
@@ -246,24 +273,56 @@ EngineRun engine_run(const PairInputs& inputs, const RunContext& context, const 
   return result;
 }
 
+namespace {
+
+// Gradients of the loss from those of the scaled loss, on their way to `sink`.
+TraceSink unscaled(TraceSink sink, double scale) {
+  if (scale == 1.0) return sink;
+  return [sink = std::move(sink), scale](const TracedTensor& traced) {
+    if (!traced.name.starts_with("d.")) {
+      sink(traced);
+      return;
+    }
+    std::vector<double> values = ParameterStore::values_of(traced.values);
+    for (double& value : values) value /= scale;
+    TracedTensor copy = traced;
+    copy.shard.dtype = DType::f64;
+    copy.values = view_of(values, traced.values.shape());
+    sink(copy);
+  };
+}
+
+// Of a part of a gradient, without padding, which belongs to no global element and is at the end.
+TraceEntry gradient_entry(const OwnedPart& part, std::int64_t hidden, int rank) {
+  TraceEntry entry;
+  entry.name = "d." + part.shard.global_name;
+  entry.kind = TraceKind::parameter_gradient;
+  entry.shard = part.shard;
+  entry.rank = rank;
+  const std::int64_t end = num_elements(entry.shard.local_shape()) - entry.shard.padded_rows * hidden;
+  const Interval real = {part.elements.begin, std::max(part.elements.begin, std::min(part.elements.end, end))};
+  entry.shard.padded_rows = 0;
+  if (entry.shard.flat_range) entry.shard.flat_range = real;
+  return entry;
+}
+
+}  // namespace
+
 void trace_one_step(const PairInputs& inputs, const RunContext& context, TraceRecorder& trace) {
   run_threads_world({.ranks = inputs.plan.parallel.world_size(), .deadline = kDeadline}, [&](Communicator& comm) {
     Arena arena({.poison = true});
-    const auto kernels = make_cpu_kernels({.threads = inputs.plan.threads_per_rank, .pitfalls = context.pitfalls});
-    Engine engine({&comm, kernels.get(), &arena, nullptr, context.pitfalls, trace.sink(comm.rank())},
+    const auto kernels = make_kernels(inputs.plan, context.pitfalls);
+    const double scale = scales_loss(inputs.plan) ? inputs.plan.loss_scale.initial : 1.0;
+    Engine engine({&comm, kernels.get(), &arena, nullptr, context.pitfalls, unscaled(trace.sink(comm.rank()), scale)},
                   {inputs.model, inputs.plan, plain_sgd(inputs), {}, 1, inputs.seed, {}});
     engine.store().initialise(inputs.model, inputs.initialization, inputs.seed);
     engine.set_gradient_observer([&](const Engine& e) {
-      for (std::size_t i = 0; i < e.store().size(); ++i) {
-        TraceEntry entry;
-        entry.name = "d." + e.store().spec(i).name;
-        entry.kind = TraceKind::parameter_gradient;
-        entry.shard = e.store().shard(i);
-        entry.rank = comm.rank();
-        // Padding belongs to no global element, and is at the end.
-        const std::int64_t real = entry.shard.num_elements() - entry.shard.padded_rows * inputs.model.hidden;
-        entry.shard.padded_rows = 0;
-        if (real > 0) trace.append(entry, e.store().gradient(i).flat(0, real));
+      for (const OwnedPart& part : e.store().parts()) {
+        const TraceEntry entry = gradient_entry(part, inputs.model.hidden, comm.rank());
+        std::vector<double> values = ParameterStore::values_of(e.store().gradient(part));
+        values.resize(static_cast<std::size_t>(entry.shard.num_elements()));
+        for (double& value : values) value /= scale;
+        if (!values.empty()) trace.append(entry, view_of(values, {std::ssize(values)}));
       }
     });
     engine.train_step(inputs.data->training_batch(0, inputs.plan.batch.rows), 0);

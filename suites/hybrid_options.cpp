@@ -20,7 +20,10 @@ enum Factor : std::uint8_t {
   dropout,
   rank_order,
   row_shape,
-  buckets
+  buckets,
+  precision,
+  recompute,
+  zero
 };
 
 constexpr int kMostRanks = 8;
@@ -32,6 +35,8 @@ constexpr int kAccumulation[] = {1, 2, 4};
 constexpr const char* kSchedules[] = {"1f1b", "gpipe", "zb-h1", "zb-v"};
 constexpr const char* kOrders[] = {"tensor-context-data-pipeline", "pipeline-data-context-tensor",
                                    "data-tensor-pipeline-context"};
+constexpr const char* kPrecisions[] = {"fp32", "bf16", "fp16"};
+constexpr const char* kRecomputations[] = {"none", "selective", "full"};
 // Dense; four experts on every rank; four experts dealt to two data ranks, two for each token.
 struct ExpertChoice {
   int experts, choices, ranks;
@@ -41,6 +46,8 @@ constexpr ExpertChoice kExperts[] = {{0, 1, 1}, {4, 1, 1}, {4, 2, 2}};
 int at(const Row& row, Factor factor) { return row[factor]; }
 
 bool is_legal(const ParallelVariant& variant) {
+  // In 16 bits a router's choice may be another one for no fault but rounding.
+  if (variant.experts > 0 && variant.precision != "fp32") return false;
   return variant.degrees.world_size() <= kMostRanks && conflicts(plan_of(variant), model_of(variant)).empty();
 }
 
@@ -49,11 +56,13 @@ bool is_legal(const ParallelVariant& variant) {
 HybridOptions::HybridOptions() {
   problem_.factors = {{"tensor", 3},  {"sequence_parallel", 2}, {"pipeline", 3},  {"chunks", 2},       {"schedule", 4},
                       {"data", 3},    {"context", 2},           {"experts", 3},   {"accumulation", 3}, {"tying", 2},
-                      {"dropout", 2}, {"rank_order", 3},        {"row_shape", 2}, {"buckets", 2}};
+                      {"dropout", 2}, {"rank_order", 3},        {"row_shape", 2}, {"buckets", 2},
+                      {"precision", 3}, {"recompute", 3}, {"zero", 4}};
   std::vector<int> all;
   for (std::size_t i = 0; i < problem_.factors.size(); ++i) all.push_back(static_cast<int>(i));
   problem_.pairwise = {all};
-  problem_.triplewise = {{tensor, sequence_parallel, pipeline, chunks, data, accumulation, tying, dropout}};
+  problem_.triplewise = {{tensor, sequence_parallel, pipeline, chunks, data, accumulation, tying, dropout},
+                         {zero, tensor, pipeline, data, recompute}};
   problem_.legal = [this](const Row& row) { return is_legal(variant_of(row)); };
 }
 
@@ -76,6 +85,9 @@ ParallelVariant HybridOptions::variant_of(const Row& row) const {
   variant.rank_order = kOrders[at(row, rank_order)];
   variant.row_shape = at(row, row_shape) == 1 ? RowShape::packed : RowShape::skewed;
   variant.bucket_bytes = at(row, buckets) == 1 ? 8192 : 0;
+  variant.precision = kPrecisions[at(row, precision)];
+  variant.recompute = {kRecomputations[at(row, recompute)], 1};
+  variant.zero_stage = at(row, zero);
   return variant;
 }
 
@@ -93,6 +105,9 @@ std::string HybridOptions::name_of(const Row& row) const {
   if (at(row, rank_order) > 0) name += fmt::format("-order{}", at(row, rank_order));
   if (v.row_shape == RowShape::packed) name += "-packed";
   if (v.bucket_bytes > 0) name += "-buckets";
+  if (v.precision != "fp32") name += "-" + v.precision;
+  if (v.recompute.mode != "none") name += "-" + v.recompute.mode;
+  if (v.zero_stage > 0) name += fmt::format("-zero{}", v.zero_stage);
   return name;
 }
 

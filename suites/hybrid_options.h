@@ -19,7 +19,8 @@ class HybridOptions {
   HybridOptions();
 
   /// Variants with names. suites/hybrid_rows.h has rows in which every pair of option values that can meet does, and every triple
-  /// of values of tensor, sequence parallel, pipeline, chunks, data, accumulation, tying and dropout.
+  /// of values of tensor, sequence parallel, pipeline, chunks, data, accumulation, tying and dropout, and of ZeRO stage, tensor,
+  /// pipeline, data and recomputation.
   [[nodiscard]] std::vector<std::pair<std::string, ParallelVariant>> named(std::span<const std::string_view> rows) const;
 
   /// Every stride-th combination of all option values, legal or not.

@@ -64,7 +64,7 @@ std::vector<Property> properties(const PairInputs& inputs, const EngineRun& run)
   all.push_back(sent_as_programmed(inputs, run.measured, Purpose::activation));
   all.push_back(sent_as_programmed(inputs, run.measured, Purpose::gradient));
   all.push_back(state_as_predicted(inputs, run.measured));
-  if (inputs.model.experts == 0) all.push_back(activations_as_predicted(inputs, run.measured));
+  all.push_back(activations_as_predicted(inputs, run.measured));
   return all;
 }
 

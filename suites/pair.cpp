@@ -54,10 +54,32 @@ reference::TrainingRun reference_run(const PairInputs& inputs) {
   return run;
 }
 
+namespace {
+
+// The reference in the candidate's precision. What is not 16 bits wide is Real in either.
+void in_precision_of(const TrainingPlan& plan, reference::TrainingRun& run) {
+  run.numerics = plan.numerics;
+  run.loss_scale = plan.loss_scale;
+  run.fp8 = plan.fp8;
+  run.materialized_attention = plan.attention == "materialized";
+}
+
+// Of what numbers are stored in, or of the operands of products.
+double precision_roundoff(const Numerics& numerics) {
+  if (numerics.fp8) return 0x1p-4;
+  return unit_roundoff(numerics.autocast() ? numerics.compute : numerics.storage);
+}
+
+}  // namespace
+
+double candidate_roundoff(const TrainingPlan& plan) { return precision_roundoff(plan.numerics); }
+
 template <class Real>
 Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batches) {
+  const bool as_candidate = std::is_same_v<Real, float> && inputs.plan.numerics.storage != DType::f64;
   reference::TrainingRun run = reference_run(inputs);
   run.layout = {ranks, micro_batches};
+  if (as_candidate) in_precision_of(inputs.plan, run);
   run.optimizer = plain_sgd(inputs);
   run.schedule = {};
   run.steps = 1;
@@ -65,9 +87,10 @@ Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batch
   const auto sgd = reference::train<Real>(run);
 
   Evidence evidence;
-  const int bits = static_cast<int>(sizeof(Real)) * 8;
-  evidence.side = fmt::format("reference fp{} ranks {} micro-batches {}", bits, ranks, micro_batches);
-  evidence.unit_roundoff = std::numeric_limits<Real>::epsilon() / 2;
+  const std::string precision = as_candidate ? inputs.plan.precision : fmt::format("fp{}", sizeof(Real) * 8);
+  evidence.side = fmt::format("reference {} ranks {} micro-batches {}", precision, ranks, micro_batches);
+  evidence.unit_roundoff =
+      as_candidate ? precision_roundoff(inputs.plan.numerics) : std::numeric_limits<Real>::epsilon() / 2;
   evidence.stages = {make_stage(inputs, kInitialParameters, 0, tensors_of(inputs.model, initial)),
                      make_stage(inputs, kGradients, 0, tensors_of(inputs.model, sgd.gradients_step0)),
                      make_stage(inputs, "gradient_norm", 0, {{"gradient_norm", {sgd.gradient_norms.front()}}}),
@@ -139,6 +162,13 @@ std::string describe_layout(const TrainingPlan& plan) {
   axis("chunks", plan.pipeline.chunks);
   axis("context", plan.parallel.context);
   axis("expert", plan.parallel.expert);
+  const auto option = [&](std::string_view name, std::string_view value) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : " ", name, value);
+  };
+  if (plan.zero_stage > 0) option("zero", std::to_string(plan.zero_stage));
+  if (plan.offload != "none") option("offload", plan.offload);
+  if (plan.recompute.mode != "none") option("recompute", plan.recompute.mode);
+  if (plan.attention != "blocked") option("attention", plan.attention);
   return text.empty() ? "data 1" : text;
 }
 

@@ -42,6 +42,8 @@ struct EngineRun {
   Evidence evidence;
   Measured measured;
   std::vector<BytesByCategory> peak_bytes;  ///< [ranks]
+  std::vector<BytesByCategory> rest_bytes;  ///< [ranks] after the last step
+  std::vector<BytesByCategory> host_bytes;  ///< [ranks] in host memory, after the last step
   // Element s belongs to step s:
   std::vector<double> auxiliary_losses;
   std::vector<std::int64_t> kept_assignments, dropped_assignments;
@@ -61,6 +63,9 @@ struct EngineRun {
 
 /// First tensor of one training step, in order of execution, where the engine leaves the reference; nothing where it does not.
 [[nodiscard]] std::optional<Localisation> localise(const PairInputs& inputs, const RunContext& context);
+
+/// Unit roundoff of what a plan computes in: of its storage, or of the narrower operands of its products.
+[[nodiscard]] double candidate_roundoff(const TrainingPlan& plan);
 
 /// "data 2 tensor 2 sequence-parallel zb-v x 2": the axes that a plan uses.
 [[nodiscard]] std::string describe_layout(const TrainingPlan& plan);

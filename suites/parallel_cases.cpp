@@ -41,9 +41,9 @@ GptConfig model_of(const ParallelVariant& variant) {
   model.vocabulary = variant.vocabulary;
   model.sequence = 17;
   model.layers = variant.layers;
-  model.hidden = 36;
-  model.heads = 12;
-  model.mlp_hidden = 60;
+  model.hidden = variant.hidden;
+  model.heads = variant.heads;
+  model.mlp_hidden = variant.mlp_hidden;
   model.tied = variant.tied;
   model.experts = variant.experts;
   model.expert_choices = variant.choices;
@@ -62,6 +62,12 @@ TrainingPlan plan_of(const ParallelVariant& variant) {
   plan.recompute = variant.recompute;
   plan.precision = variant.precision;
   plan.numerics = numerics_from_precision(variant.precision);
+  plan.gradients = variant.gradients;
+  if (variant.gradients == "stored") plan.numerics.accumulate = plan.numerics.reduce = plan.numerics.storage;
+  plan.attention = variant.attention;
+  plan.zero_stage = variant.zero_stage;
+  plan.offload = variant.offload;
+  plan.loss_scale = variant.loss_scale;
   plan.batch = {variant.rows, variant.micro_batches};
   plan.buckets.bucket_bytes = variant.bucket_bytes;
   return plan;
@@ -72,6 +78,7 @@ PairInputs inputs_of(const ParallelVariant& variant, const RunContext& context) 
   inputs.model = model_of(variant);
   inputs.plan = plan_of(variant);
   inputs.plan.threads_per_rank = context.threads_per_rank;
+  inputs.optimizer.kind = variant.optimizer;
   inputs.optimizer.learning_rate = 3e-3;
   inputs.optimizer.epsilon = 1e-4;       // conditioning of the comparison: suites/data_parallel.cpp says why
   inputs.optimizer.max_grad_norm = 0.5;  // clipping is active
@@ -80,10 +87,12 @@ PairInputs inputs_of(const ParallelVariant& variant, const RunContext& context) 
   inputs.seed = context.seed;
   inputs.initialization = variant.initialization;
   inputs.optimizer_frozen = context.pitfalls.on(Pitfall::both_sides_frozen);
-  inputs.data = std::make_shared<SyntheticCorpus>(SyntheticOptions{.vocabulary = inputs.model.vocabulary,
-                                                                   .sequence = variant.row_tokens,
-                                                                   .seed = context.seed,
-                                                                   .row_shape = variant.row_shape});
+  SyntheticOptions options{.vocabulary = inputs.model.vocabulary,
+                           .sequence = variant.row_tokens,
+                           .seed = context.seed,
+                           .row_shape = variant.row_shape};
+  options.branching = static_cast<int>(std::min<std::int64_t>(options.branching, options.vocabulary));
+  inputs.data = std::make_shared<SyntheticCorpus>(options);
   if (context.pitfalls.on(Pitfall::same_batch_on_every_rank) && variant.degrees.data > 1) {
     inputs.plan.batch.rows = 3 * variant.degrees.data;
     inputs.model.embedding_dropout = inputs.model.attention_dropout = inputs.model.residual_dropout = 0.0;

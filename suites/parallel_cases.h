@@ -11,6 +11,14 @@
 
 namespace tandem {
 
+/// Of fp16: low enough that nothing overflows. (A function: GCC 12 leaves members uninitialized where a default member
+/// initializer is itself a designated one.)
+[[nodiscard]] inline LossScaleConfig low_loss_scale() {
+  LossScaleConfig config;
+  config.initial = 1024;
+  return config;
+}
+
 /// A layout and what it is tried on. The model has no size that another divides where none must: vocabulary 61, 17 positions, 12
 /// heads of 3, MLP 60, 11 rows of uneven length or several documents, biases and norm weights away from 0 and 1, dropout on.
 struct ParallelVariant {
@@ -33,6 +41,15 @@ struct ParallelVariant {
   Initialization initialization = Initialization::scattered;
   bool sgd_step_only = false;
   RecomputeConfig recompute = {};
+  std::string attention = "blocked";
+  int zero_stage = 0;
+  std::string offload = "none";
+  std::string gradients = "wide";
+  LossScaleConfig loss_scale = low_loss_scale();
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  std::int64_t hidden = 36;
+  int heads = 12;
+  std::int64_t mlp_hidden = 60;
 };
 
 [[nodiscard]] GptConfig model_of(const ParallelVariant& variant);

@@ -13,6 +13,8 @@ CaseList all_cases(const SuiteOptions& options) {
   add_expert_parallel_cases(cases);
   add_hybrid_parallel_cases(cases);
   add_recomputation_cases(cases);
+  add_zero_cases(cases);
+  add_loss_scaling_cases(cases, options);
   add_training_cases(cases, options);
   return cases;
 }

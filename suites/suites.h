@@ -22,6 +22,8 @@ void add_context_parallel_cases(CaseList& cases);
 void add_expert_parallel_cases(CaseList& cases);
 void add_hybrid_parallel_cases(CaseList& cases);
 void add_recomputation_cases(CaseList& cases);
+void add_zero_cases(CaseList& cases);
+void add_loss_scaling_cases(CaseList& cases, const SuiteOptions& options);
 void add_training_cases(CaseList& cases, const SuiteOptions& options);
 /// The judge's own measurements, checked against answers known without them.
 void add_harness_cases(CaseList& cases);

@@ -17,7 +17,7 @@
 #include "optimized/training/trainer.h"
 #include "reference/generation.h"
 #include "suites/benefits.h"
-#include "suites/golden.h"
+#include "suites/golden_cases.h"
 #include "suites/pair.h"
 #include "suites/scratch_folder.h"
 #include "suites/suites.h"
@@ -34,30 +34,6 @@ Case training_case(const std::string& name, const std::string& summary, Criterio
   result.summary = summary;
   result.criterion = criterion;
   result.quick = quick;
-  return result;
-}
-
-// ---- golden trajectories
-
-Case golden_case(const fs::path& folder, const std::string& set_name, const std::string& precision, int ranks, bool quick) {
-  Case result = training_case(fmt::format("golden/{}/ranks{}/{}", set_name, ranks, precision),
-                              "eight AdamW steps of an outside program, tensor by tensor", Criterion::convergence, quick);
-  result.plan.parallel.data = ranks;
-  result.plan.precision = precision;
-  result.plan.numerics = numerics_from_precision(precision);
-  result.unavailable = [folder](const RunContext&) -> std::optional<std::string> {
-    if (fs::exists(folder / "config.json")) return std::nullopt;
-    return "the golden set is not here: " + folder.filename().string();
-  };
-  result.execute = [folder, plan = result.plan](const RunContext& context) {
-    const GoldenSet set = read_golden_set(folder);
-    TrainingPlan own = plan;
-    own.batch = golden_batch(set);
-    own.threads_per_rank = context.threads_per_rank;
-    CaseEvidence evidence;
-    evidence.properties = run_golden_engine(set, own, context.pitfalls).properties;
-    return evidence;
-  };
   return result;
 }
 
@@ -255,8 +231,8 @@ Case memory_case() {
 std::vector<double> state_of(const Engine& engine) {
   std::vector<double> all;
   const ParameterStore& store = engine.store();
-  for (std::size_t i = 0; i < store.size(); ++i) {
-    for (const TensorView view : {store.parameter(i), store.first_moment(i), store.second_moment(i)}) {
+  for (const OwnedPart& part : store.parts()) {
+    for (const TensorView view : {store.master(part), store.first_moment(part), store.second_moment(part)}) {
       if (!view) continue;
       const std::vector<double> values = ParameterStore::values_of(view);
       all.insert(all.end(), values.begin(), values.end());
@@ -291,7 +267,7 @@ Evidence stretch(const RunConfig& config, const BatchSource& data, const RunCont
       }
       const StepResult result = engine.train_step(data.training_batch(step, config.plan.batch.rows), step);
       if (step >= first) losses.push_back(result.loss);
-      if (step + 1 == save_after) (void)save_checkpoint(save, engine, {config, save_after, engine.updates(), "synthetic"});
+      if (step + 1 == save_after) (void)save_checkpoint(save, engine, {config, save_after, "synthetic"});
     }
     evidence.stages.push_back(
         {"state after the last step", static_cast<int>(last) - 1, {{"state", state_of(engine), 1.0, false}}});
@@ -362,14 +338,7 @@ Case generation_case() {
 }  // namespace
 
 void add_training_cases(CaseList& cases, const SuiteOptions& options) {
-  for (const std::string precision : {"fp64", "fp32"}) {
-    for (const int ranks : {1, 2, 3}) {
-      cases.push_back(golden_case(options.results_folder / "golden" / "tiny", "tiny", precision, ranks, true));
-    }
-    for (const std::string set : {"odd", "varlen", "deep"}) {
-      cases.push_back(golden_case(options.more_golden_folder / set, set, precision, 2, set != "deep"));
-    }
-  }
+  add_golden_cases(cases, options);
   cases.push_back(resume_case());
   cases.push_back(generation_case());
   cases.push_back(entropy_floor_case(1, true));

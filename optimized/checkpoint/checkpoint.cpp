@@ -174,6 +174,8 @@ void load_checkpoint(const fs::path& step_folder, const CheckpointInfo& info, En
   }
   engine.set_updates(info.updates);
   LossScalerState scaler = info.loss_scaler;
+  // A run without a dynamic scale has none to hand on: this one begins with its plan's.
+  if (!scales_loss_dynamically(info.config.plan)) scaler.scale = engine.loss_scaler().scale();
   // A counter that starts again lets the scale grow at other steps than the uninterrupted run.
   if (engine.context().pitfalls.on(Pitfall::scaler_count_not_saved)) scaler.growth_tracker = 0;
   engine.loss_scaler().set_state(scaler);

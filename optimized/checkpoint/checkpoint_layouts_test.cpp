@@ -27,6 +27,12 @@ RunConfig config_of(const GptConfig& model, const ParallelDegrees& degrees, bool
   return config;
 }
 
+RunConfig sharded(RunConfig config, int zero_stage, const std::string& offload = "none") {
+  config.plan.zero_stage = zero_stage;
+  config.plan.offload = offload;
+  return config;
+}
+
 void expect_one_run(const GptConfig& model, const std::vector<RunConfig>& layouts) {
   const TestFolder folder;
   const SyntheticCorpus corpus({.vocabulary = model.vocabulary, .sequence = model.sequence, .seed = 3});
@@ -90,6 +96,23 @@ TEST(CheckpointLayouts, ExpertsMoveBetweenRanks) {
                  {config_of(model, {.data = 2, .expert = 2}), config_of(model, {.data = 4, .tensor = 2, .expert = 2}, true),
                   config_of(model, {.tensor = 2, .context = 2}), config_of(model, {.data = 4, .pipeline = 2, .expert = 4}),
                   config_of(model, {})});
+}
+
+TEST(CheckpointLayouts, ShardedStateMovesBetweenStagesAndLayouts) {
+  const GptConfig model = small_model();
+  expect_one_run(model, {sharded(config_of(model, {.data = 3}), 3), config_of(model, {.data = 3}),
+                         sharded(config_of(model, {.data = 2, .tensor = 2}, true), 2), sharded(config_of(model, {.data = 7}), 1),
+                         sharded(config_of(model, {.data = 2, .pipeline = 2, .context = 2}), 3, "optimizer"),
+                         config_of(model, {}), sharded(config_of(model, {.data = 4}), 3)});
+}
+
+TEST(CheckpointLayouts, ShardedExpertsMoveBetweenRanks) {
+  GptConfig model = small_model();
+  model.experts = 4;
+  model.expert_choices = 2;
+  model.auxiliary_loss_weight = 0.1;
+  expect_one_run(model, {sharded(config_of(model, {.data = 4, .expert = 2}), 3), config_of(model, {.data = 2, .expert = 2}),
+                         sharded(config_of(model, {.data = 6, .expert = 2}), 2), config_of(model, {})});
 }
 
 }  // namespace

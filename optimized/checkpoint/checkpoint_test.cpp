@@ -85,6 +85,22 @@ TEST(Checkpoint, GivesBackEveryFieldOfState) {
   });
 }
 
+TEST(Checkpoint, ARunWithoutScaleHandsNoneOn) {
+  const TestFolder folder;
+  static_cast<void>(save_trained(folder.path()));
+  const fs::path step_folder = find_checkpoint(folder.path());
+  RunConfig half = small_config();
+  half.plan.precision = "fp16";
+  half.plan.numerics = numerics_from_precision("fp16");
+  half.plan.loss_scale.initial = 4096;
+
+  with_engine(half, [&](Engine& engine) {
+    load_checkpoint(step_folder, read_checkpoint_info(step_folder), engine);
+    EXPECT_EQ(engine.loss_scaler().scale(), 4096);
+    EXPECT_EQ(engine.updates(), 2);
+  });
+}
+
 TEST(Checkpoint, LatestNamesTheNewestAndOlderOnesStay) {
   const TestFolder folder;
   (void)save_trained(folder.path(), 1);

@@ -29,13 +29,12 @@ double squared_norm_of(const RankContext& context, const ParameterStore& store, 
   return sum;
 }
 
-void append_partials(const RankContext& context, const ParameterStore& store, int unit_index, int parts,
-                     NormPartials& all) {
+void append_partials(const RankContext& context, const ParameterStore& store, int unit_index, int parts, NormPartials& all) {
   const GradientBucket& unit = store.units()[static_cast<std::size_t>(unit_index)];
   std::vector<double>& partials = unit.experts ? all.experts : all.dense;
   const bool dealt = store.ranks_of(unit_index) > 1;
-  // After a reduce-scatter only the owned part is a sum; the rest of the buffer is what this rank put in.
-  const bool all_parts = context.pitfalls.on(Pitfall::norm_over_unowned_gradients);
+  // After a reduce-scatter only the owned part is a sum; the rest of the buffer, where there is one, is what this rank put in.
+  const bool all_parts = context.pitfalls.on(Pitfall::norm_over_unowned_gradients) && store.keeps_whole_gradients();
   for (int part = 0; part < parts; ++part) {
     const Interval range = balanced_part(unit.elements.size(), parts, part);
     if (dealt && !all_parts) {

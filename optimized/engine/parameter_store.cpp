@@ -141,8 +141,9 @@ TensorView ParameterStore::parameter(std::size_t index) const {
   if (deals_parameters(unit)) {
     // Weights of an earlier update are as good as any other numbers to every kernel: only the stamp tells.
     const std::int64_t version = held(held_parameters_, unit, "parameters").version;
-    TANDEM_CHECK(version == version_, fmt::format("{} was gathered {}, the update before it was number {}", spec(index).name,
-                                                  version < 0 ? "by nobody" : fmt::format("after update {}", version), version_));
+    TANDEM_CHECK(version == version_, version < 0 ? fmt::format("{} is read before its unit is gathered", spec(index).name)
+                                                  : fmt::format("{} is stale: gathered after update {}, read after update {}",
+                                                                spec(index).name, version, version_));
   }
   const std::int64_t in_unit = offsets_[index] - owned_.units[static_cast<std::size_t>(unit)].elements.begin;
   return {unit_parameters(unit).flat(in_unit, parameters_[index].num_elements()).data(), storage_, shapes_[index]};

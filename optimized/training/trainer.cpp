@@ -47,6 +47,7 @@ class RankTrainer {
     const auto rank = static_cast<std::size_t>(comm_.rank());
     report_.spans_by_rank[rank] = timeline_.spans();
     report_.ledgers[rank] = arena_.ledger();
+    report_.host_ledgers[rank] = engine_.host_ledger();
     if (leads()) report_.kernels = kernels_->info();
   }
 
@@ -149,6 +150,7 @@ TrainReport train(const TrainOptions& options) {
   const int ranks = options.config.plan.parallel.world_size();
   report.spans_by_rank.resize(static_cast<std::size_t>(ranks));
   report.ledgers.resize(static_cast<std::size_t>(ranks));
+  report.host_ledgers.resize(static_cast<std::size_t>(ranks));
   run_threads_world({.ranks = ranks}, [&](Communicator& comm) { RankTrainer(options, comm, report).run(); });
   return report;
 }

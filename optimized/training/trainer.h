@@ -43,7 +43,8 @@ struct TrainReport {
   std::filesystem::path checkpoint;             ///< the last one written; empty where none was
   std::optional<std::string> checkpoint_error;  ///< training went on, nothing was lost but this checkpoint
   std::vector<std::vector<Span>> spans_by_rank;
-  std::vector<MemoryLedger> ledgers;  ///< by rank
+  std::vector<MemoryLedger> ledgers;       ///< by rank
+  std::vector<MemoryLedger> host_ledgers;  ///< by rank: what the plan keeps in host memory
   KernelsInfo kernels;
 };
 
