@@ -102,7 +102,8 @@ TensorView ParameterStore::in_parts(TensorView state, const OwnedPart& part) {
   return state ? state.flat(part.at, part.elements.size()) : state;
 }
 
-const ParameterStore::HeldUnit& ParameterStore::held(const std::map<int, HeldUnit>& units, int unit, std::string_view what) const {
+const ParameterStore::HeldUnit& ParameterStore::held(const std::map<int, HeldUnit>& units, int unit,
+                                                     std::string_view what) const {
   const auto found = units.find(unit);
   TANDEM_CHECK(found != units.end(),
                fmt::format("{} of unit {} ({}...) are not here", what, unit,
@@ -194,12 +195,21 @@ void ParameterStore::drop_gradients(int unit) { held_gradients_.erase(unit); }
 void ParameterStore::stamp(int unit) { held_parameters_.at(unit).version = version_; }
 
 void ParameterStore::set(std::size_t index, bool with_master, const std::function<double(std::int64_t)>& value) {
-  if (!deals_parameters(owned_.unit_of[index])) assign_elements(parameter(index), value);
-  for (const OwnedPart& part : owned_.parts) {
-    if (part.parameter != index) continue;
-    const auto in_part = [&](std::int64_t element) { return value(part.elements.begin + element); };
-    if (deals_parameters(part.unit)) assign_elements(stored(part), in_part);
-    if (with_master && has_master_copy()) assign_elements(master(part), in_part);
+  const OwnedPart* own = nullptr;
+  for (const OwnedPart& part : owned_.parts) own = part.parameter == index ? &part : own;
+  const bool has_master = with_master && has_master_copy() && own != nullptr;
+  const auto in_part = [&](std::int64_t element) { return value(own->elements.begin + element); };
+  if (has_master) assign_elements(master(*own), in_part);
+  // Initial values are expensive: what a master copy has is read from there.
+  const float* const known = has_master ? master(*own).as<float>().data() : nullptr;
+  const auto element_value = [&](std::int64_t element) {
+    const bool owned = known != nullptr && element >= own->elements.begin && element < own->elements.end;
+    return owned ? static_cast<double>(known[element - own->elements.begin]) : value(element);
+  };
+  if (!deals_parameters(owned_.unit_of[index])) {
+    assign_elements(parameter(index), element_value);
+  } else if (own != nullptr) {
+    assign_elements(stored(*own), [&](std::int64_t element) { return element_value(own->elements.begin + element); });
   }
 }
 
@@ -257,7 +267,8 @@ std::vector<double> ParameterStore::values_of(TensorView tensor) {
   } else {
     const auto* const bits = static_cast<const std::uint16_t*>(tensor.data());
     const bool brain = tensor.dtype() == DType::bf16;
-    for (std::int64_t i = 0; i < tensor.num_elements(); ++i) values.push_back(brain ? from_bf16_bits(bits[i]) : from_f16_bits(bits[i]));
+    for (std::int64_t i = 0; i < tensor.num_elements(); ++i)
+      values.push_back(brain ? from_bf16_bits(bits[i]) : from_f16_bits(bits[i]));
   }
   return values;
 }
