@@ -226,7 +226,7 @@ GoldenMovement golden_movement(const GoldenSet& set, const GradientErrors& error
     movement.loss.push_back(std::sqrt(loss) / set.clip_coefficients[n] / set.losses[n]);
     grown = error_of_moved_weights(set, tensors);
     movement.growth.push_back(largest_error > 0 ? std::sqrt(1 + grown / (largest_error * largest_error)) : 1.0);
-    const double age = static_cast<double>(set.steps - 1 - updates);
+    const auto age = static_cast<double>(set.steps - 1 - updates);
     for (auto& [name, tensor] : tensors) tensor.accumulate((1 - set.optimizer.beta1) * std::pow(set.optimizer.beta1, age));
   }
   for (const auto& [name, tensor] : tensors) {

@@ -61,7 +61,8 @@ struct EngineRun {
 /// The same, and the engine's run beside it.
 [[nodiscard]] CaseEvidence compare_with_reference(const PairInputs& inputs, const RunContext& context, EngineRun& run);
 
-/// First tensor of one training step, in order of execution, where the engine leaves the reference; nothing where it does not.
+/// First tensor of one training step, in order of execution, where the engine leaves the reference; nothing where it does not,
+/// and nothing in fp8.
 [[nodiscard]] std::optional<Localisation> localise(const PairInputs& inputs, const RunContext& context);
 
 /// Unit roundoff of what a plan computes in: of its storage, or of the narrower operands of its products.

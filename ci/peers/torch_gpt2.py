@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a whole training step of a GPT-2 in PyTorch on the CPU: forward, backward, AdamW, in fp32.
+"""Measures a whole training step of a GPT-2 in PyTorch on the CPU: forward, backward, AdamW, in fp32 or
+under bf16 autocast.
 
 Prints one JSON line for each variant. A variant is eager or compile, with an AdamW implementation: eager/fused, eager/foreach,
 eager/loop, compile/fused, ... The allocator is tuned as PyTorch needs it where first touches are slow (freed blocks are kept, huge
@@ -36,6 +37,7 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, default=5, help="measured steps")
     parser.add_argument("--warm-up", type=int, default=2, help="steps before them")
     parser.add_argument("--variants", default="", help="comma-separated; default: all that this PyTorch has")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="bf16: autocast, parameters stay fp32")
     parser.add_argument("--malloc", choices=["tuned", "default"], default="tuned")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--hidden", type=int, default=768)
@@ -130,7 +132,8 @@ def measure(torch, variant, config):
         block = torch.randint(config.vocabulary, (config.batch, config.sequence + 1))
         inputs, targets = block[:, :-1].contiguous(), block[:, 1:].contiguous()
         begin = time.perf_counter()
-        loss = compute_loss(inputs, targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
+            loss = compute_loss(inputs, targets)
         forward_end = time.perf_counter()
         loss.backward()
         backward_end = time.perf_counter()
@@ -152,7 +155,7 @@ def measure(torch, variant, config):
         "batch": config.batch,
         "sequence": config.sequence,
         "threads": torch.get_num_threads(),
-        "precision": "fp32",
+        "precision": config.precision,
         "parameters": sum(p.numel() for p in model.parameters()),
         "first_loss": round(losses[0], 4),
         "step_seconds": {"median": median, "best": min(step_seconds), "samples": step_seconds},

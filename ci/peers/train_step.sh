@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A whole training step of GPT-2 124M, fp32, ours and PyTorch's: first each variant of the peer once, then ours and its best variant
+# A whole training step of GPT-2 124M, ours and PyTorch's: first each variant of the peer once, then ours and its best variant
 # in turns (A B A B), so that a machine that changes its speed changes it for both. Prints the ratio and a Markdown table.
 #
 #   ci/peers/train_step.sh [--ours PROGRAM] [--python PYTHON] [--batch 4] [--sequence 256] [--threads 2] [--steps 5] [--rounds 3]
-#                          [--out FILE.jsonl]
+#                          [--precision fp32|bf16|bf16-autocast] [--out FILE.jsonl]
 #
+# In bf16 the peer is PyTorch under autocast, whichever of the two ours is.
 # Ours is `tandem train` on the synthetic corpus; its report has tokens_per_second and step_seconds.median, the first step left out.
 # Exit status 77: the peer or ours is missing.
 set -euo pipefail
@@ -15,7 +16,7 @@ use_huge_pages
 
 ours=build/cpu/tandem
 python=${PYTHON:-python3}
-batch=4 sequence=256 threads=2 steps=5 rounds=3 out=''
+batch=4 sequence=256 threads=2 steps=5 rounds=3 precision=fp32 out=''
 while (($#)); do
   (($# >= 2)) || fail "$1 needs a value"
   case $1 in
@@ -26,6 +27,7 @@ while (($#)); do
     --threads) threads=$2 ;;
     --steps) steps=$2 ;;
     --rounds) rounds=$2 ;;
+    --precision) precision=$2 ;;
     --out) out=$2 ;;
     *) fail "unknown option '$1'" ;;
   esac
@@ -41,11 +43,11 @@ command -v "$ours" >/dev/null || skip "$ours is not built (cmake --workflow --pr
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-shape=(--batch "$batch" --sequence "$sequence" --threads "$threads" --steps "$steps")
+shape=(--batch "$batch" --sequence "$sequence" --threads "$threads" --steps "$steps" --precision "${precision%-autocast}")
 our_step() {
   "$ours" train results/models/gpt2-124m.json --data synthetic --steps "$((steps + 1))" --set dropout=0 --set rows="$batch" \
     --set sequence="$sequence" --set micro_batches=1 --set threads_per_rank="$threads" --set evaluate_every_steps=0 \
-    --set evaluate_batches=1 --json "$scratch/step.json" >&2
+    --set evaluate_batches=1 --set precision="$precision" --json "$scratch/step.json" >&2
   "$python" -c 'import json, sys; print(json.dumps(json.load(open(sys.argv[1]))))' "$scratch/step.json"
 }
 torch_step() { "$python" ci/peers/torch_gpt2.py "${shape[@]}" "$@" 2>>"$scratch/torch.err"; }

@@ -67,7 +67,8 @@ void all_reduce_mean_f16(const RankContext& context, Communicator& comm, TensorV
 
 void GradientSync::reduce(Communicator& replicas, TensorView gradients, int bucket_index) {
   const CommOptions options = {Purpose::gradient, fmt::format("gradient bucket {}", bucket_index)};
-  if (numerics_.reduce != DType::f16) {
+  // Gradients that are 16 bits wide anyway are summed in fp32 by the communicator and rounded once.
+  if (numerics_.reduce != DType::f16 || numerics_.accumulate == DType::f16) {
     all_reduce(replicas, gradients, options);
     return;
   }
