@@ -236,7 +236,9 @@ void add_precision_cases(CaseList& cases) {
   for (const std::string precision : {"bf16", "fp16", "bf16-autocast", "fp16-autocast", "fp8"}) {
     add_layouts(cases, precision, {.precision = precision});
   }
-  add_layouts(cases, "bf16_stored", {.precision = "bf16", .gradients = "stored"});
+  for (const std::string precision : {"bf16", "fp16"}) {
+    add_layouts(cases, precision + "_stored", {.precision = precision, .gradients = "stored"});
+  }
   for (const std::string precision : {"bf16", "fp16"}) {
     cases.push_back(parallel_case(kSuite, fmt::format("materialized/{}", precision),
                                   {.precision = precision, .attention = "materialized"}, plain_benefits));
