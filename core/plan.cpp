@@ -2,6 +2,7 @@
 #include "core/plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -148,7 +149,11 @@ void check_loss_scale(Conflicts& found, const TrainingPlan& plan, const GptConfi
   const auto demand = [&](bool good, const char* option, const char* reason) {
     if (!good) found.push_back({option, reason});
   };
+  // It multiplies and divides in fp32: outside of the normal numbers it, or its inverse, is infinite.
+  const bool fits = scale.initial >= std::numeric_limits<float>::min() && scale.initial <= std::numeric_limits<float>::max();
   demand(scale.initial > 0, "loss_scale_initial", "loss_scale_initial must be positive");
+  demand(scale.initial <= 0 || fits, "loss_scale_initial",
+         "loss_scale_initial must lie between 1.2e-38 and 3.4e38, as fp32 does");
   demand(scale.growth_factor > 1, "loss_scale_growth_factor", "loss_scale_growth_factor must be more than 1");
   demand(scale.backoff_factor > 0 && scale.backoff_factor < 1, "loss_scale_backoff_factor",
          "loss_scale_backoff_factor must lie between 0 and 1");

@@ -82,7 +82,7 @@ struct PowerSgdStep {
   std::vector<Real> p;                       ///< [rank, rows] left factor, orthonormal rows (or zero), equal on all ranks
   std::vector<Real> q;                       ///< [rank, columns] right factor, mean over ranks
   std::vector<Real> next_q;                  ///< [rank, columns] start of the next step
-  std::vector<Real> decompressed;            ///< [rows, columns] q applied to p: approximates the mean of C_n, on all ranks
+  std::vector<Real> decompressed;            ///< [rows, columns] approximates the mean of C_n, equal on all ranks
   std::vector<std::vector<Real>> residuals;  ///< [ranks][rows, columns]
 };
 

@@ -82,13 +82,14 @@ Property state_as_predicted(const PairInputs& inputs, const Measured& measured) 
   const int zero = inputs.plan.zero_stage;
   const int window = 2 * std::max(2, inputs.plan.recompute.layers);  // a layer may have a unit of experts, too
   const int copies = 5 + (zero >= 2 ? 4 : 0) + (zero >= 3 ? window : 0);
-  return {"state_bytes_per_rank",
-          measured_bytes,
-          Relation::at_most,
-          predicted + 64.0 * copies,
-          fmt::format("what the fullest rank keeps (docs/measuring.md), in at most {} pieces, each rounded up to 64 bytes", copies),
-          -1,
-          ""};
+  return {
+      "state_bytes_per_rank",
+      measured_bytes,
+      Relation::at_most,
+      predicted + 64.0 * copies,
+      fmt::format("what the fullest rank keeps (docs/measuring.md), in at most {} pieces, each rounded up to 64 bytes", copies),
+      -1,
+      ""};
 }
 
 }  // namespace tandem

@@ -54,10 +54,10 @@ bool is_legal(const ParallelVariant& variant) {
 }  // namespace
 
 HybridOptions::HybridOptions() {
-  problem_.factors = {{"tensor", 3},  {"sequence_parallel", 2}, {"pipeline", 3},  {"chunks", 2},       {"schedule", 4},
-                      {"data", 3},    {"context", 2},           {"experts", 3},   {"accumulation", 3}, {"tying", 2},
-                      {"dropout", 2}, {"rank_order", 3},        {"row_shape", 2}, {"buckets", 2},
-                      {"precision", 3}, {"recompute", 3}, {"zero", 4}};
+  problem_.factors = {
+      {"tensor", 3},    {"sequence_parallel", 2}, {"pipeline", 3},     {"chunks", 2},    {"schedule", 4}, {"data", 3},
+      {"context", 2},   {"experts", 3},           {"accumulation", 3}, {"tying", 2},     {"dropout", 2},  {"rank_order", 3},
+      {"row_shape", 2}, {"buckets", 2},           {"precision", 3},    {"recompute", 3}, {"zero", 4}};
   std::vector<int> all;
   for (std::size_t i = 0; i < problem_.factors.size(); ++i) all.push_back(static_cast<int>(i));
   problem_.pairwise = {all};

@@ -104,13 +104,14 @@ fs::path save_checkpoint(const fs::path& folder, const Engine& engine, const Che
     throw IoError(fmt::format("{}: cannot make this folder: {}", unfinished.string(), error.message()));
   try {
     write_tensors(unfinished, tensors);
-    const nlohmann::json state = {{"format", kFormat},
-                                  {"next_step", info.next_step},
-                                  {"updates", engine.updates()},
-                                  {"data", info.data},
-                                  {"loss_scale", to_json(engine.loss_scaler().state())},
-                                  {"fp8", to_json(engine.fp8_scaling() != nullptr ? engine.fp8_scaling()->state() : Fp8ScalingState())},
-                                  {"config", nlohmann::json::parse(to_json(info.config))}};
+    const nlohmann::json state = {
+        {"format", kFormat},
+        {"next_step", info.next_step},
+        {"updates", engine.updates()},
+        {"data", info.data},
+        {"loss_scale", to_json(engine.loss_scaler().state())},
+        {"fp8", to_json(engine.fp8_scaling() != nullptr ? engine.fp8_scaling()->state() : Fp8ScalingState())},
+        {"config", nlohmann::json::parse(to_json(info.config))}};
     write_file_atomically(unfinished / "state.json", state.dump(2) + "\n");
     fs::remove_all(complete, error);
     fs::rename(unfinished, complete);
@@ -181,7 +182,8 @@ void load_checkpoint(const fs::path& step_folder, const CheckpointInfo& info, En
   engine.loss_scaler().set_state(scaler);
   // Of a run in another precision there is no history: scales begin at 1.
   const bool forgets_scales = engine.context().pitfalls.on(Pitfall::fp8_history_not_saved);
-  if (engine.fp8_scaling() != nullptr && !info.fp8.histories.empty() && !forgets_scales) engine.fp8_scaling()->set_state(info.fp8);
+  if (engine.fp8_scaling() != nullptr && !info.fp8.histories.empty() && !forgets_scales)
+    engine.fp8_scaling()->set_state(info.fp8);
   if (engine.options().optimizer.kind != OptimizerKind::adamw) return;
   const SafetensorsFile moments(step_folder / "optimizer.safetensors");
   // Parameters alone continue the loss curve for a while; moments that start again from zero bend it.

@@ -5,6 +5,10 @@
 #include <bit>
 #include <cstring>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include <fmt/format.h>
 
 #include "core/error.h"
@@ -22,6 +26,9 @@ constexpr float kRounder = 0x1.8p23F;
 
 // Elements of which the codes are kept unpacked, in the first-level cache. Even, so that no INT4 byte is split.
 constexpr std::int64_t kTile = 1024;
+
+// From so many elements on, a new residual in memory of its own would only push other data out of the caches.
+constexpr std::size_t kPastCaches = std::size_t{1} << 21;
 
 // Bits of max |c|; those of an infinity or NaN are above all others.
 template <bool kAdd, bool kKeep>
@@ -74,24 +81,48 @@ template <bool kAdd, bool kKeep>
 
 std::int64_t code_bytes(std::int64_t elements, int bits) { return bits == 8 ? elements : (elements + 1) / 2; }
 
+// Writes around the caches, where the machine can: the line that is overwritten is not read first.
+[[gnu::always_inline]] inline void store_past_caches(const float* from, std::int64_t count, float* to) {
+#if defined(__SSE2__)
+  std::int64_t i = 0;
+  for (; i < count && reinterpret_cast<std::uintptr_t>(to + i) % 16 != 0; ++i) to[i] = from[i];
+  for (; i + 4 <= count; i += 4) _mm_stream_ps(to + i, _mm_loadu_ps(from + i));
+  for (; i < count; ++i) to[i] = from[i];
+#else
+  std::copy_n(from, count, to);
+#endif
+}
+
+// Stores past the caches are seen by other threads in order with what follows.
+void finish_stores() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
 template <int kBits, bool kAdd, bool kKeep>
-[[gnu::always_inline]] inline bool compress_block(CorrectedStream<kAdd, kKeep> stream, std::int64_t count, std::byte* scale_at,
-                                                  std::byte* packed) {
+[[gnu::always_inline]] inline bool compress_block(CorrectedStream<kAdd, kKeep> stream, std::int64_t count, bool past_caches,
+                                                  std::byte* scale_at, std::byte* packed) {
   constexpr int kLevels = kBits == 8 ? 127 : 7;
   const float scale = std::bit_cast<float>(largest_bits(stream, count)) / static_cast<float>(kLevels);
   const float most = scale * static_cast<float>(kLevels);
   if (std::bit_cast<std::uint32_t>(most) >= kInfinityBits) return false;
   std::memcpy(scale_at, &scale, sizeof scale);
-  if constexpr (kBits == 8) {
-    quantize(stream, count, scale, kLevels, reinterpret_cast<std::int8_t*>(packed));
-  } else {
-    alignas(64) std::int8_t codes[kTile];
-    for (std::int64_t first = 0; first < count; first += kTile) {
-      const std::int64_t length = std::min(kTile, count - first);
-      quantize(stream, length, scale, kLevels, codes);
-      pack_nibbles(codes, length, reinterpret_cast<std::uint8_t*>(packed) + first / 2);
-      stream.advance(length);
-    }
+  auto* const bytes = reinterpret_cast<std::int8_t*>(packed);
+  if (kBits == 8 && !past_caches) {
+    quantize(stream, count, scale, kLevels, bytes);
+    return true;
+  }
+  alignas(64) std::int8_t codes[kTile];
+  alignas(64) float rest[kTile];
+  for (std::int64_t first = 0; first < count; first += kTile) {
+    const std::int64_t length = std::min(kTile, count - first);
+    CorrectedStream<kAdd, kKeep> tile = stream;
+    if (past_caches) tile.new_residual = rest;
+    quantize(tile, length, scale, kLevels, kBits == 8 ? bytes + first : codes);
+    if (past_caches) store_past_caches(rest, length, stream.new_residual);
+    if constexpr (kBits == 4) pack_nibbles(codes, length, reinterpret_cast<std::uint8_t*>(packed) + first / 2);
+    stream.advance(length);
   }
   return true;
 }
@@ -99,6 +130,7 @@ template <int kBits, bool kAdd, bool kKeep>
 template <bool kAdd, bool kKeep, int kBits>
 bool compress_all(const CompressCall& call, std::int64_t block, InstructionSet set) {
   bool finite = true;
+  const bool past_caches = kKeep && call.new_residual.data() != call.residual.data() && call.gradient.size() >= kPastCaches;
   run_with(
       set, [&]() __attribute__((always_inline)) {
         const auto elements = static_cast<std::int64_t>(call.gradient.size());
@@ -107,17 +139,16 @@ bool compress_all(const CompressCall& call, std::int64_t block, InstructionSet s
         CorrectedStream<kAdd, kKeep> stream(call);
         for (std::int64_t first = 0; first < elements; first += block) {
           const std::int64_t count = std::min(block, elements - first);
-          if (!compress_block<kBits>(stream, count, scale_at, packed)) {
+          if (!compress_block<kBits>(stream, count, past_caches, scale_at, packed)) {
             finite = false;
             return;
           }
           scale_at += sizeof(float);
           packed += kBits == 8 ? count : (count + 1) / 2;
-          stream.gradient += count;
-          if constexpr (kAdd) stream.residual += count;
-          if constexpr (kKeep) stream.new_residual += count;
+          stream.advance(count);
         }
       });
+  if (past_caches) finish_stores();
   return finite;
 }
 

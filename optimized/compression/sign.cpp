@@ -27,6 +27,10 @@ constexpr std::uint64_t kGatherBits = 0x0102040810204080U;
 constexpr std::uint64_t kEachByte = 0x0101010101010101U;
 constexpr std::uint64_t kBitOfByte = 0x8040201008040201U;  // byte i has bit i
 
+using Floats [[gnu::vector_size(kLanes * sizeof(float)), gnu::aligned(4), gnu::may_alias]] = float;
+using Words [[gnu::vector_size(kLanes * sizeof(float))]] = std::int32_t;
+using Sums [[gnu::vector_size(kLanes * sizeof(double))]] = double;
+
 struct Magnitudes {
   double sum = 0.0;
   bool finite = true;
@@ -36,23 +40,28 @@ template <bool kAdd, bool kKeep>
 [[gnu::always_inline]] inline Magnitudes magnitudes(const CorrectedStream<kAdd, kKeep>& stream, std::int64_t count) {
   const float* const gradient = stream.gradient;
   const float* const residual = stream.residual;
-  alignas(64) double lanes[kLanes] = {};
-  alignas(64) std::int32_t largest[kLanes] = {};
-  const auto add = [&](std::int64_t i, std::int64_t lane) __attribute__((always_inline)) {
-    const std::int32_t bits = detail::magnitude_bits(corrected<kAdd>(gradient, residual, i));
-    lanes[lane] += static_cast<double>(std::bit_cast<float>(bits));
-    largest[lane] = std::max(largest[lane], bits);
-  };
+  Sums sums = {};
+  Words largest = {};
   std::int64_t first = 0;
   for (; first + kLanes <= count; first += kLanes) {
-    for (std::int64_t lane = 0; lane < kLanes; ++lane) add(first + lane, lane);
+    Floats c = *reinterpret_cast<const Floats*>(gradient + first);
+    if constexpr (kAdd) c += *reinterpret_cast<const Floats*>(residual + first);
+    const Words bits = reinterpret_cast<Words>(c) & static_cast<std::int32_t>(kMagnitudeMask);
+    largest = bits > largest ? bits : largest;
+    sums += __builtin_convertvector(reinterpret_cast<Floats>(bits), Sums);
   }
-  for (std::int64_t lane = 0; first + lane < count; ++lane) add(first + lane, lane);
+  std::int32_t most = 0;
+  for (std::int64_t lane = 0; first + lane < count; ++lane) {
+    const std::int32_t bits = detail::magnitude_bits(corrected<kAdd>(gradient, residual, first + lane));
+    most = std::max(most, bits);
+    sums[lane] += static_cast<double>(std::bit_cast<float>(bits));
+  }
   Magnitudes result;
   for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-    result.sum += lanes[lane];
-    result.finite = result.finite && static_cast<std::uint32_t>(largest[lane]) < kInfinityBits;
+    result.sum += sums[lane];
+    most = std::max(most, largest[lane]);
   }
+  result.finite = static_cast<std::uint32_t>(most) < kInfinityBits;
   return result;
 }
 

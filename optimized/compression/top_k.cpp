@@ -126,10 +126,12 @@ void select(const float* c, std::int64_t k, std::vector<std::int32_t>& candidate
   const std::int32_t least = bits[static_cast<std::size_t>(k - 1)];
   // All before position k are at least as large, those after it at most.
   std::int64_t equal_wanted = std::count(bits.begin(), bits.begin() + k, least);
-  std::erase_if(candidates, [&](std::int32_t index) {
+  std::size_t kept = 0;
+  for (const std::int32_t index : candidates) {
     const std::int32_t magnitude = magnitude_bits(c[index]);
-    return magnitude < least || (magnitude == least && equal_wanted-- <= 0);
-  });
+    if (magnitude > least || (magnitude == least && equal_wanted-- > 0)) candidates[kept++] = index;
+  }
+  candidates.resize(kept);
 }
 
 // How many of `samples` are, with near certainty, fewer than k of `elements` have: the expectation and four standard deviations.

@@ -57,14 +57,14 @@ std::vector<GradientBucket> gradient_buckets(const std::vector<LocalParameter>& 
 
 std::vector<GradientBucket> parameter_units(const std::vector<LocalParameter>& parameters) {
   return joined(parameters, [&](std::int64_t first, std::int64_t end) {
-    return unit_of(parameters[static_cast<std::size_t>(first)].spec) == unit_of(parameters[static_cast<std::size_t>(end - 1)].spec);
+    return unit_of(parameters[static_cast<std::size_t>(first)].spec) ==
+           unit_of(parameters[static_cast<std::size_t>(end - 1)].spec);
   });
 }
 
 std::vector<GradientBucket> buckets_of(const TrainingPlan& plan, const std::vector<LocalParameter>& parameters) {
   if (plan.zero_stage > 0) return parameter_units(parameters);
-  return gradient_buckets(parameters, plan.buckets.bucket_bytes,
-                          static_cast<std::int64_t>(size_bytes(plan.numerics.accumulate)));
+  return gradient_buckets(parameters, plan.buckets.bucket_bytes, static_cast<std::int64_t>(size_bytes(plan.numerics.accumulate)));
 }
 
 std::vector<std::int64_t> part_sizes(const GradientBucket& unit, int ranks) {

@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstring>
 
+#include <fmt/format.h>
+
+#include "core/error.h"
 #include "optimized/engine/optimizer.h"
 #include "optimized/engine/step_state.h"
 
@@ -191,14 +194,20 @@ void Engine::update(StepState& state) {
   // Updates count, not steps: the schedule and the moments' bias correction know nothing of a step that was skipped.
   const bool steps_count = context_.pitfalls.on(Pitfall::skipped_step_counts_as_update);
   const std::int64_t position = steps_count ? state.step : state.step - scaler_.state().skipped_steps;
-  state.result.learning_rate =
-      scheduled_learning_rate(options_.optimizer, options_.schedule, position, options_.total_steps);
+  state.result.learning_rate = scheduled_learning_rate(options_.optimizer, options_.schedule, position, options_.total_steps);
   const double scale = scaler_.scale();
   const bool applied = finish_scaled_step(state);
   if (!applied) {
     state.result.skipped = true;
     if (steps_count) ++updates_;
     return;
+  }
+  // Gradients that underflowed to zero would become 0 * infinity. The same number on every rank.
+  if (!std::isfinite(static_cast<float>(1.0 / scale))) {
+    throw InputError(
+        fmt::format("loss scale {:g} is so small that its inverse is infinite in fp32: step {} cannot be applied; "
+                    "set a larger plan.loss_scale_initial or loss_scale_backoff_factor",
+                    scale, state.step));
   }
   ++updates_;
   if (context_.pitfalls.on(Pitfall::unscaled_in_half)) {
@@ -212,7 +221,8 @@ void Engine::update(StepState& state) {
   // An offloaded update records its own spans: it waits in between.
   Timeline* const whole = store_.offload() == nullptr ? context_.timeline : nullptr;
   const SpanScope span(whole, "optimizer", Activity::optimizer, static_cast<int>(state.step));
-  update_parameters(context_, options_.optimizer, {rate, factor, updates_, groups_.here().tensor, static_cast<int>(state.step)}, store_);
+  update_parameters(context_, options_.optimizer, {rate, factor, updates_, groups_.here().tensor, static_cast<int>(state.step)},
+                    store_);
 }
 
 // True: update.

@@ -20,8 +20,8 @@ void rotate_by_last_tensor(const ParameterStore& store, int unit_index) {
 
 }  // namespace
 
-// The sum lands in the owned part of the unit's own memory; where gradients are dealt (stages 2 and 3) it is added to what earlier
-// micro-batches have left.
+// The sum lands in the owned part of the unit's own memory; where gradients are dealt (stages 2 and 3) it is added to what
+// earlier micro-batches have left.
 void Engine::scatter_bucket(const Operation& op) {
   if (context_.pitfalls.on(Pitfall::all_reduce_dropped)) return;
   const GradientBucket& unit = store_.units()[static_cast<std::size_t>(op.bucket)];

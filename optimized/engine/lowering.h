@@ -14,7 +14,8 @@
 
 namespace tandem {
 
-/// Builds the program of one rank; see lower(). The pieces of a pass are in lower_pass.cpp and lower_ends.cpp, what surrounds them in lowering.cpp.
+/// Builds the program of one rank; see lower(). The pieces of a pass are in lower_pass.cpp and lower_ends.cpp, what surrounds
+/// them in lowering.cpp.
 class Lowering {
  public:
   enum class Kind : std::uint8_t { training_step, evaluation };
@@ -139,9 +140,9 @@ class Lowering {
   PipelineMessages messages_;
   std::vector<LocalParameter> parameters_;
   Units units_;
-  std::map<int, Operation> gathered_;         // units whose parameters are here: the allocation
-  std::map<int, Operation> opened_;           // units whose gradients are here
-  std::map<int, int> additions_;              // to them, not yet closed
+  std::map<int, Operation> gathered_;  // units whose parameters are here: the allocation
+  std::map<int, Operation> opened_;    // units whose gradients are here
+  std::map<int, int> additions_;       // to them, not yet closed
   StepProgram program_;
   std::vector<Operation> sent_;  // messages under way, whose buffers are freed before the next backward pass
 };

@@ -73,7 +73,9 @@ class ParameterStore {
   // Units.
   [[nodiscard]] const std::vector<GradientBucket>& units() const noexcept { return owned_.units; }
   [[nodiscard]] int ranks_of(int unit) const { return owned_.ranks[static_cast<std::size_t>(unit)]; }
-  [[nodiscard]] Interval owned(int unit) const { return owned_.owned[static_cast<std::size_t>(unit)]; }  ///< of the unit's elements
+  [[nodiscard]] Interval owned(int unit) const {
+    return owned_.owned[static_cast<std::size_t>(unit)];
+  }  ///< of the unit's elements
   [[nodiscard]] TensorView unit_parameters(int unit) const;
   [[nodiscard]] TensorView unit_gradients(int unit) const;
   [[nodiscard]] TensorView owned_parameters(int unit) const;

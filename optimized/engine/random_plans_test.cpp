@@ -87,11 +87,12 @@ class Trial {
 
   [[nodiscard]] std::string describe() const {
     const ParallelDegrees& d = plan.parallel;
-    return fmt::format("trial {}: d{} t{}{} p{} {}x{} c{} e{} {}, {} experts, {} layers, {} rows in {}, rows of {} and {}, zero {}, recompute {} {}, {}",
-                       number_, d.data, d.tensor, plan.sequence_parallel ? "s" : "", d.pipeline, plan.pipeline.schedule,
-                       plan.pipeline.chunks, d.context, d.expert, plan.rank_order, model.experts, model.layers, plan.batch.rows,
-                       plan.batch.micro_batches, model.sequence, short_row_, plan.zero_stage, plan.recompute.mode, plan.recompute.layers,
-                       plan.attention);
+    return fmt::format(
+        "trial {}: d{} t{}{} p{} {}x{} c{} e{} {}, {} experts, {} layers, {} rows in {}, rows of {} and {}, zero {}, recompute "
+        "{} {}, {}",
+        number_, d.data, d.tensor, plan.sequence_parallel ? "s" : "", d.pipeline, plan.pipeline.schedule, plan.pipeline.chunks,
+        d.context, d.expert, plan.rank_order, model.experts, model.layers, plan.batch.rows, plan.batch.micro_batches,
+        model.sequence, short_row_, plan.zero_stage, plan.recompute.mode, plan.recompute.layers, plan.attention);
   }
 
   TrainingPlan plan;

@@ -241,8 +241,8 @@ void GptStage::router_backward(const Operation& op) {
   const std::int64_t rows =
       per_micro_batch ? micro_batch.shape.rows * static_cast<std::int64_t>(inputs_.micro_batches.size()) * local_.data_ranks
                       : inputs_.global_rows;
-  gradient.auxiliary_scale =
-      inputs_.gradient_scale * model_.auxiliary_loss_weight * model_.experts / (static_cast<double>(rows) * static_cast<double>(shape.row_tokens));
+  gradient.auxiliary_scale = inputs_.gradient_scale * model_.auxiliary_loss_weight * model_.experts /
+                             (static_cast<double>(rows) * static_cast<double>(shape.row_tokens));
   gradient.add_auxiliary = local_.tensor_rank == 0;
   routing_backward(workspace(op).gate_gradient, a.probabilities, shape, routing.choices, gradient, g.router);
   const Arena::Buffer memory = context_.arena->allocate(dtype_, g.norm2_out.shape(), MemoryCategory::workspace);

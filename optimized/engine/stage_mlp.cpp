@@ -28,7 +28,8 @@ void GptStage::mlp(const Operation& op) {
     trace_wide("mlp.gelu", a.gelu_out);
     if (recomputing_ && storage_of(op, op.layer).out) return;  // the output was kept
     k.linear_forward(operand(op, Fp8Linear::mlp_c_proj, Fp8Operand::x, a.gelu_out).values, projection_weight.values,
-                     early ? parameter(p.projection_bias) : TensorView(), local_.sequence_parallel ? workspace(op).partial : a.out);
+                     early ? parameter(p.projection_bias) : TensorView(),
+                     local_.sequence_parallel ? workspace(op).partial : a.out);
     return;
   }
   const BlockGradients g = block_gradients(op);
@@ -64,7 +65,8 @@ void GptStage::mlp_weights(const Operation& op) {
   const BlockParameters::Mlp& p = parameters_of(op.layer).mlps.front();
   const BlockActivations a = block(op);
   const BlockGradients g = block_gradients(op);
-  row_parallel_weights(op, Fp8Linear::mlp_c_proj, a.gelu_out, g.mlp_out, gradient(p.projection_weight), gradient(p.projection_bias));
+  row_parallel_weights(op, Fp8Linear::mlp_c_proj, a.gelu_out, g.mlp_out, gradient(p.projection_weight),
+                       gradient(p.projection_bias));
   linear_weights(op, Fp8Linear::c_fc, a.norm2_out, g.fc_out, gradient(p.fc_weight), gradient(p.fc_bias));
 }
 

@@ -122,8 +122,7 @@ class RankTrainer {
       const SpanScope span(&timeline_, "checkpoint", Activity::checkpoint, static_cast<int>(done - 1));
       try {
         const std::filesystem::path written =
-            save_checkpoint(options_.output, engine_,
-                            {options_.config, done, options_.data_name});
+            save_checkpoint(options_.output, engine_, {options_.config, done, options_.data_name});
         if (leads()) report_.checkpoint = written;
       } catch (const IoError& error) {
         report_.checkpoint_error = error.what();
