@@ -35,8 +35,12 @@ TrainingPlan plan_for(const GoldenArguments& arguments, const GoldenSet& set) {
   config.model = set.model;
   config.plan.batch = golden_batch(set);
   set_option(config, "precision=" + arguments.precision);
+  RunConfig unchanged = config;
   for (const std::string& setting : arguments.settings) set_option(config, setting);
-  if (!(config.model == set.model)) throw InputError("--set may change the plan only; the model is that of the golden set");
+  unchanged.plan = config.plan;
+  if (to_json(unchanged) != to_json(config)) {
+    throw InputError("--set may change the plan only; model, optimizer and data are those of the golden set");
+  }
   if (config.plan.batch.rows != golden_batch(set).rows) {
     throw InputError(fmt::format("a step of this set has {} rows; --set rows cannot change that", golden_batch(set).rows));
   }

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include <fmt/format.h>
 
@@ -122,6 +124,19 @@ void print_step(std::int64_t step, const StepResult& result, double step_seconds
   std::fflush(stdout);
 }
 
+// A run that ended but trained nothing that is of use.
+std::optional<std::string> what_broke(const TrainReport& report) {
+  for (std::size_t i = 0; i < report.steps.size(); ++i) {
+    if (std::isfinite(report.steps[i].loss)) continue;
+    return fmt::format(
+        "the loss is not finite from step {} on; go back to a checkpoint before it, or start lower (learning_rate)",
+        report.first_step + static_cast<std::int64_t>(i) + 1);
+  }
+  const auto applied = std::count_if(report.steps.begin(), report.steps.end(), [](const StepResult& s) { return !s.skipped; });
+  if (applied > 0 || report.steps.size() < 10) return std::nullopt;
+  return fmt::format("no step of {} was applied: every gradient overflowed; lower loss_scale_initial", report.steps.size());
+}
+
 // What is left to say and to keep when the steps are done.
 int finish(const TrainArguments& arguments, const Plan& plan, const BatchSource& source, const TrainReport& report) {
   if (report.steps.empty()) {
@@ -137,6 +152,10 @@ int finish(const TrainArguments& arguments, const Plan& plan, const BatchSource&
   if (!arguments.json.empty()) write_output(arguments.json, train_report_json(report, summary, plan.config, plan.data));
   if (report.checkpoint_error) {
     fmt::print(stderr, "tandem: the last checkpoint could not be written: {}\n", *report.checkpoint_error);
+    return kRunBroke;
+  }
+  if (const std::optional<std::string> broken = what_broke(report)) {
+    fmt::print(stderr, "tandem: {}\n", *broken);
     return kRunBroke;
   }
   if (!report.interrupted) return kGood;

@@ -184,7 +184,7 @@ void add_loss_scale(std::vector<ConfigField>& fields) {
   fields.push_back(number("plan", "loss_scale_growth_interval", kPositiveCount, "updates without overflow before the scale grows",
                           in_scale(&LossScaleConfig::growth_interval)));
   fields.push_back(number(
-      "plan", "fp8_history", kPositiveInt, "steps whose largest values decide the scale of an fp8 operand",
+      "plan", "fp8_history", FieldRange{.low = 1, .high = 65536}, "steps whose largest values decide the scale of an fp8 operand",
       [](auto& config) -> auto& { return config.plan.fp8.history; }));
   fields.push_back(number(
       "plan", "fp8_margin", {.low = 0, .high = 16}, "powers of two that an fp8 scale leaves free",

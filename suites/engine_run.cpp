@@ -236,6 +236,7 @@ void add_predictions(const PairInputs& inputs, const RunContext& context, Measur
   measured.predicted_peak_bytes = predicted_peak(inputs.model, inputs.plan, inputs.optimizer.kind, sequence);
   const ProgramFacts facts = facts_of(inputs);
   measured.predicted_bytes_on_wire = facts.wire_bytes[static_cast<std::size_t>(Purpose::gradient)] +
+                                     facts.wire_bytes[static_cast<std::size_t>(Purpose::parameter)] +
                                      facts.wire_bytes[static_cast<std::size_t>(Purpose::activation)];
 }
 

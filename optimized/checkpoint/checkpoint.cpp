@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/checkpoint/checkpoint.h"
 
+#include <cmath>
 #include <system_error>
 #include <vector>
 
@@ -84,6 +85,14 @@ Fp8ScalingState fp8_state(const nlohmann::json& json, const fs::path& file) {
 LossScalerState scaler_state(const nlohmann::json& json, const fs::path& file) {
   if (!json.contains("loss_scale")) return {};
   const auto& saved = json.at("loss_scale");
+  const auto at_least = [&](const char* key, double low, bool including) {
+    const auto value = field<double>(saved, key, file);
+    if (std::isfinite(value) && (including ? value >= low : value > low)) return;
+    throw InputError(fmt::format("{}: field 'loss_scale.{}' is {}, which no run can have saved", file.string(), key, value));
+  };
+  at_least("scale", 0, false);
+  at_least("growth_tracker", 0, true);
+  at_least("skipped_steps", 0, true);
   return {field<double>(saved, "scale", file), field<std::int64_t>(saved, "growth_tracker", file),
           field<std::int64_t>(saved, "skipped_steps", file)};
 }
