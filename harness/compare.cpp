@@ -62,13 +62,13 @@ std::vector<std::string> differences(const Environment& a, const Environment& b)
 
 MetricComparison compare_steps(const std::string& case_name, const Summary& a, const Summary& b, double threshold) {
   const std::string metric = "step_seconds";
+  MetricComparison row{case_name, metric, median(a.samples), median(b.samples), {1, {1, 1}}, Change::same, {}};
+  // The same samples are one measurement, and there is nothing to tell apart.
+  if (a.samples == b.samples) return row;
   const std::size_t fewest = std::min(a.samples.size(), b.samples.size());
   if (fewest < kFewestSamples) {
     return not_comparable(case_name, metric, fmt::format("{} samples; at least {} are needed", fewest, kFewestSamples));
   }
-  MetricComparison row{case_name, metric, median(a.samples), median(b.samples), {1, {1, 1}}, Change::same, {}};
-  // The same samples are one measurement, and there is nothing to tell apart.
-  if (a.samples == b.samples) return row;
   row.ratio = ratio_of_medians(a.samples, b.samples);
   const double slower = 1 + threshold;
   const double faster = 1 / (1 + threshold);
