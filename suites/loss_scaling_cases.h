@@ -16,6 +16,7 @@ void add_overflow_cases(CaseList& cases);          ///< one rank's overflow, all
 void add_scaler_table_cases(CaseList& cases, const std::filesystem::path& golden_pieces);  ///< the state machine
 void add_mixed_resume_cases(CaseList& cases);                                              ///< state that a checkpoint must keep
 void add_underflow_cases(CaseList& cases);                                                 ///< what scaling is for
+[[nodiscard]] Case fp8_product_case();
 void add_fp8_cases(CaseList& cases);
 
 /// "loss_scaling/NAME" with model and plan of `shown`.

@@ -284,6 +284,9 @@ void add_scale_invariance_cases(CaseList& cases) {
   cases.push_back(invariance_case("static256/fp32", alone, scale_of("static", 0x1p8)));
   cases.push_back(invariance_case("static65536/fp32", alone, scale_of("static", 0x1p16)));
   cases.push_back(invariance_case("growing/fp32", alone, scale_of("dynamic", 0x1p8)));
+  // The gradient of the load-balancing loss does not pass through the loss of tokens: it has the scale from elsewhere.
+  const ParallelVariant routed{.degrees = {.data = 2, .expert = 2}, .experts = 4, .choices = 2};
+  cases.push_back(invariance_case("static256/data2/expert2/fp32", routed, scale_of("static", 0x1p8)));
   const ParallelVariant grid{.degrees = {.data = 2, .tensor = 2}, .zero_stage = 2};
   cases.push_back(invariance_case("growing/data2/tensor2/zero2/fp32", grid, scale_of("dynamic", 0x1p16)));
 }

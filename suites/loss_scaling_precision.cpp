@@ -245,6 +245,20 @@ void add_precision_cases(CaseList& cases) {
     cases.push_back(parallel_case(kSuite, fmt::format("full_recompute/tensor2/{}", precision),
                                   {.degrees = {.tensor = 2}, .precision = precision, .recompute = {"full", 1}}, {}));
   }
+  // Few tokens: every one of them must choose its experts by more than a 16-bit rounding.
+  for (const std::string precision : {"bf16", "fp16"}) {
+    cases.push_back(parallel_case(kSuite, fmt::format("data2/expert2/{}", precision),
+                                  {.degrees = {.data = 2, .expert = 2},
+                                   .experts = 4,
+                                   .choices = 2,
+                                   .micro_batches = 2,
+                                   .rows = 5,
+                                   .layers = 1,
+                                   .row_tokens = 3,
+                                   .precision = precision,
+                                   .sgd_step_only = true},
+                                  plain_benefits));
+  }
   cases.push_back(micro_batch_sum_case("bf16"));
   cases.push_back(micro_batch_sum_case("fp16"));
   cases.push_back(memory_case("bf16", "bf16", "wide"));

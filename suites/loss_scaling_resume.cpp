@@ -146,6 +146,40 @@ double moved_share(const ScriptedRun& run, DType storage) {
   return moved / all;
 }
 
+// What the next step computes with is the rounded master copy, whatever updates that. A few steps later losses hardly tell.
+Case stored_copies_case(const std::string& precision) {
+  const ParallelVariant shown{.degrees = {.data = 2}, .precision = precision};
+  Case result = loss_scaling_case(fmt::format("stored_copies/{}", precision),
+                                  "stored parameters follow their masters after every update of either optimizer",
+                                  Criterion::convergence, shown);
+  result.execute = [shown](const RunContext& context) {
+    CaseEvidence evidence;
+    for (const OptimizerKind optimizer : {OptimizerKind::sgd, OptimizerKind::adamw}) {
+      for (const std::string offload : {"none", "optimizer"}) {
+        ParallelVariant variant = shown;
+        variant.optimizer = optimizer;
+        variant.offload = offload;
+        variant.zero_stage = offload == "none" ? 0 : 1;
+        Script script;
+        script.inputs = inputs_of(variant, context);
+        script.inputs.steps = 3;
+        const ScriptedRun run = run_script(script, context, offload);
+        const std::string label = fmt::format("{}, offload {}", optimizer == OptimizerKind::sgd ? "sgd" : "adamw", offload);
+        const auto& steps = run.steps.front();
+        const double moved = (steps[0].state_hash != run.start.front().state_hash) +
+                             (steps[1].state_hash != steps[0].state_hash) + (steps[2].state_hash != steps[1].state_hash);
+        evidence.properties.push_back({fmt::format("rank_steps_with_stale_copies ({})", label),
+                                       count_steps(run, [](const RankStep& s) { return s.stale_copies != 0; }), Relation::equal,
+                                       0.0, "round(master), element by element", -1, ""});
+        evidence.properties.push_back(
+            {fmt::format("steps_that_moved ({})", label), moved, Relation::equal, 3.0, "no step is skipped", -1, ""});
+      }
+    }
+    return evidence;
+  };
+  return result;
+}
+
 Case small_updates_case(const std::string& precision) {
   const ParallelVariant variant{.dropout = 0.0, .precision = precision};
   Case result = loss_scaling_case(fmt::format("small_updates/{}", precision),
@@ -191,6 +225,8 @@ void add_mixed_resume_cases(CaseList& cases) {
   cases.push_back(resume_case("bf16", {.precision = "bf16"}, 2000));
   cases.push_back(resume_case("data2/fp8", {.degrees = {.data = 2}, .precision = "fp8"}, 2000));
   cases.push_back(other_precision_case());
+  cases.push_back(stored_copies_case("bf16"));
+  cases.push_back(stored_copies_case("fp16"));
   cases.push_back(small_updates_case("bf16"));
   cases.push_back(small_updates_case("fp16"));
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scale's state machine, driven through the engine by scripted overflows.
+#include <algorithm>
 #include <fstream>
 #include <memory>
 
@@ -70,6 +71,12 @@ void add_trace_properties(const ScalerTrace& trace, const ParallelVariant& varia
   add(
       "decisions_off", [&](const RankStep& s) { return s.result.skipped != trace.overflow[at(s)]; },
       "skipped where it overflowed");
+  add(
+      "skipped_counts_off",
+      [&](const RankStep& s) {
+        return s.scaler.skipped_steps != std::count(trace.overflow.begin(), trace.overflow.begin() + s.step + 1, true);
+      },
+      "every skipped step so far is counted: the schedule's position depends on it");
   add(
       "scales_of_the_step_off",
       [&](const RankStep& s) {

@@ -65,6 +65,24 @@ double measured_peak(const EngineRun& run, bool of_first_rank) {
   return static_cast<double>(peak[static_cast<std::size_t>(MemoryCategory::activations)]);
 }
 
+// What is computed again was counted in the forward pass: totals of the step are not those of the state, which bits compare.
+Property routing_counted_once(const EngineRun& run, const EngineRun& everything_kept) {
+  double differing = 0;
+  for (std::size_t step = 0; step < everything_kept.auxiliary_losses.size(); ++step) {
+    const bool same = run.auxiliary_losses.at(step) == everything_kept.auxiliary_losses[step] &&
+                      run.kept_assignments.at(step) == everything_kept.kept_assignments[step] &&
+                      run.dropped_assignments.at(step) == everything_kept.dropped_assignments[step];
+    differing += same ? 0 : 1;
+  }
+  return {"steps_with_other_routing_totals",
+          differing,
+          Relation::equal,
+          0.0,
+          "load-balancing loss, kept and dropped assignments, as without recomputation",
+          -1,
+          ""};
+}
+
 std::vector<Property> benefits(const PairInputs& inputs, const PairInputs& plain, const EngineRun& run,
                                const EngineRun& everything_kept) {
   std::vector<Property> all = {proven_program(inputs), activations_as_predicted(inputs, run.measured)};
@@ -81,7 +99,10 @@ std::vector<Property> benefits(const PairInputs& inputs, const PairInputs& plain
     if (inputs.plan.recompute.layers == 1) all.push_back(formula_is_the_references(inputs));
   }
   // Experts compute places, not tokens: the step programs alone count those.
-  if (inputs.model.experts > 0) return all;
+  if (inputs.model.experts > 0) {
+    all.push_back(routing_counted_once(run, everything_kept));
+    return all;
+  }
   all.push_back({"recomputed_flops", step_flops(inputs).recomputed, Relation::equal, expected_flops(inputs),
                  "reference/recomputation.h; selective repeats the core of materialized attention alone", -1, ""});
   return all;

@@ -86,6 +86,10 @@ void add_against_reference(CaseList& cases) {
       zero_composed_properties);
   add("stage3/data2/context2/recompute/fp32",
       {.degrees = {.data = 2, .context = 2}, .layers = 5, .recompute = {"full", 2}, .zero_stage = 3}, zero_composed_properties);
+  // A group of three layers is computed again from its first: more layers back than the backward pass gathers ahead.
+  add("stage3/data2/recompute3/fp32",
+      {.degrees = {.data = 2}, .micro_batches = 2, .layers = 7, .recompute = {"full", 3}, .zero_stage = 3},
+      zero_composed_properties);
   add("stage3/experts/fp32", {.degrees = {.data = 4, .expert = 2}, .experts = 4, .choices = 2, .layers = 3, .zero_stage = 3},
       zero_composed_properties);
   add("stage3/data2/tensor2/pipeline2/bf16",
@@ -121,6 +125,9 @@ void add_bitwise(CaseList& cases) {
                                  zero_offload_properties));
   };
   offloaded("stage0/offload/bitwise", {.layers = 3});
+  // A table of more elements than one chunk has: an update of the middle of a tensor.
+  offloaded("stage0/offload/large/fp32/bitwise", {.rows = 3, .layers = 1, .vocabulary = 8009});
+  offloaded("stage0/offload/large/bf16/bitwise", {.rows = 3, .layers = 1, .vocabulary = 8009, .precision = "bf16"});
   offloaded("stage1/offload/bitwise", {.degrees = {.data = 3}, .layers = 3, .precision = "bf16", .zero_stage = 1});
   offloaded("stage3/offload/bitwise", {.degrees = {.data = 2}, .layers = 3, .precision = "fp16", .zero_stage = 3});
 }

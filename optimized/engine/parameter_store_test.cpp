@@ -2,11 +2,15 @@
 #include "optimized/engine/parameter_store.h"
 
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "kernels/kernels.h"
+#include "optimized/engine/optimizer.h"
 
 namespace tandem {
 namespace {
@@ -62,6 +66,30 @@ TEST(ParameterStore, StageThreeHasNoWholeParametersButWhatWasGathered) {
   EXPECT_EQ(store.parameter(store.index_of("h.0.ln_1.weight")).num_elements(), 4);
   store.drop_parameters(unit);
   EXPECT_NE(error_of([&] { (void)store.parameter(store.index_of("h.0.ln_1.weight")); }), "");
+}
+
+TEST(ParameterStore, EveryKindOfUpdateMakesGatheredParametersStale) {
+  for (const std::string offload : {"none", "optimizer"}) {
+    for (const OptimizerKind kind : {OptimizerKind::sgd, OptimizerKind::adamw}) {
+      Arena arena, host;
+      TrainingPlan plan = plan_of(3);
+      plan.offload = offload;
+      ParameterStore store(arena, small_model(), plan, kind, 0, &host);
+      store.initialise(small_model(), Initialization::scattered, 1);
+      const std::unique_ptr<Kernels> kernels = make_cpu_kernels(CpuKernelsOptions{});
+      kernels->fill(store.kept_gradients(), 0.5);
+      OptimizerConfig optimizer;
+      optimizer.kind = kind;
+      RankContext context;
+      context.kernels = kernels.get();
+      const int unit = unit_of(store, "wpe.weight");
+      store.hold_parameters(unit);
+      store.stamp(unit);
+      update_parameters(context, optimizer, {0.1, 1.0, 1}, store);
+      EXPECT_NE(error_of([&] { (void)store.parameter(store.index_of("wpe.weight")); }).find("is stale"), std::string::npos)
+          << offload;
+    }
+  }
 }
 
 TEST(ParameterStore, GatheredParametersAreStaleAfterAnUpdate) {
