@@ -35,7 +35,7 @@ def best_variant(measured):
 
 def print_table(ours, peer, variants):
     first = peer[0]
-    shape = f"batch {first['batch']}, sequence {first['sequence']}, {first['threads']} threads, fp32"
+    shape = f"batch {first['batch']}, sequence {first['sequence']}, {first['threads']} threads, {first['precision']}"
     print(f"| training step of {first['parameters'] / 1e6:.0f}M parameters, {shape} | tokens/s, median | range | rounds |")
     print("| --- | --- | --- | --- |")
     print(median_row("tandem", ours))
