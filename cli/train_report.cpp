@@ -94,9 +94,7 @@ void print_memory(const TrainSummary& summary) {
   TextTable table({"peak memory of a rank", "measured", "predicted"});
   const auto cell = [](std::int64_t bytes) { return bytes > 0 ? human_bytes(bytes) : std::string("-"); };
   for (std::size_t i = 0; i < kMemoryCategories; ++i) {
-    const bool limit = summary.activations_at_most && static_cast<MemoryCategory>(i) == MemoryCategory::activations;
-    const std::string_view category = name(static_cast<MemoryCategory>(i));
-    table.add({fmt::format("{}{}", category, limit ? " (predicted: at most)" : ""), human_bytes(summary.peak_bytes[i]),
+    table.add({std::string(name(static_cast<MemoryCategory>(i))), human_bytes(summary.peak_bytes[i]),
                cell(summary.predicted_bytes[i])});
   }
   for (std::size_t i = 0; i < kMemoryCategories; ++i) {
@@ -152,7 +150,6 @@ TrainSummary summarise_training(const TrainReport& report, const RunConfig& conf
   summary.host_peak_bytes = worst_peak(report.host_ledgers);
   const MemoryForecast forecast = forecast_memory(config.model, config.plan, config.optimizer.kind, sequence);
   summary.predicted_bytes = forecast.device;
-  summary.activations_at_most = config.plan.parallel.pipeline > 1;
   summary.host_predicted_bytes = forecast.host;
   return summary;
 }

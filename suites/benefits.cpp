@@ -12,6 +12,10 @@ namespace {
 
 std::size_t index_of(MemoryCategory category) { return static_cast<std::size_t>(category); }
 
+BytesByCategory closed_form(const PairInputs& inputs) {
+  return predicted_peak(inputs.model, inputs.plan, inputs.optimizer.kind, inputs.data->sequence());
+}
+
 }  // namespace
 
 std::int64_t predicted_gradient_bytes(const GptConfig& model, const TrainingPlan& plan) {
@@ -65,7 +69,7 @@ Property activations_as_predicted(const PairInputs& inputs, const Measured& meas
   return {"activation_bytes_per_rank",
           static_cast<double>(measured.peak_bytes[activations]),
           Relation::at_most,
-          static_cast<double>(measured.predicted_peak_bytes[activations]) + 64 * tensors,
+          static_cast<double>(closed_form(inputs)[activations]) + 64 * tensors,
           "64 bytes a tensor + in-flight micro-batches * what their blocks keep (docs/measuring.md)",
           -1,
           ""};
@@ -76,7 +80,7 @@ Property state_as_predicted(const PairInputs& inputs, const Measured& measured) 
   double predicted = 0;
   for (const MemoryCategory category : {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer}) {
     measured_bytes += static_cast<double>(measured.peak_bytes[index_of(category)]);
-    predicted += static_cast<double>(measured.predicted_peak_bytes[index_of(category)]);
+    predicted += static_cast<double>(closed_form(inputs)[index_of(category)]);
   }
   // Values, gradients, moments and master copies; units that are whole for a while.
   const int zero = inputs.plan.zero_stage;

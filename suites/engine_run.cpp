@@ -27,6 +27,9 @@ namespace {
 // Of a communication: a small model is never so slow, and a rank that waits in vain should not wait long.
 constexpr std::chrono::milliseconds kDeadline{20000};
 
+// Models with fewer are too small for a comparison of bytes.
+constexpr std::int64_t kFewParameters = 4000;
+
 std::uint64_t hash_of(TensorView view) {
   return hash64({static_cast<const std::byte*>(view.data()), static_cast<std::size_t>(view.size_bytes())});
 }
@@ -233,7 +236,10 @@ void add_predictions(const PairInputs& inputs, const RunContext& context, Measur
     const auto used = std::min(static_cast<std::size_t>(threads), context.peak_flops_by_threads.size());
     measured.peak_flops_per_second = context.peak_flops_by_threads[used - 1];
   }
-  measured.predicted_peak_bytes = predicted_peak(inputs.model, inputs.plan, inputs.optimizer.kind, sequence);
+  measured.predicted_peak_bytes = forecast_memory(inputs.model, inputs.plan, inputs.optimizer.kind, sequence).device;
+  // Workspace is the program's alone; of a few kilobytes, rounding up to 64 a tensor is what is measured.
+  measured.predicted_peak_bytes[static_cast<std::size_t>(MemoryCategory::workspace)] = 0;
+  if (num_parameters(inputs.model) < kFewParameters) measured.predicted_peak_bytes = {};
   const ProgramFacts facts = facts_of(inputs);
   measured.predicted_bytes_on_wire = facts.wire_bytes[static_cast<std::size_t>(Purpose::gradient)] +
                                      facts.wire_bytes[static_cast<std::size_t>(Purpose::parameter)] +

@@ -167,8 +167,12 @@ ProgramFacts program_facts(const GptConfig& model, const TrainingPlan& plan, std
 MemoryForecast forecast_memory(const GptConfig& model, const TrainingPlan& plan, OptimizerKind optimizer, std::int64_t sequence) {
   MemoryForecast forecast;
   forecast.device = predicted_peak(model, plan, optimizer, sequence);
+  const BytesByCategory programmed = program_facts(model, plan, sequence).peak_bytes_by_category;
   std::int64_t& workspace = forecast.device[index_of(MemoryCategory::workspace)];
-  workspace = program_facts(model, plan, sequence).peak_bytes_by_category[index_of(MemoryCategory::workspace)];
+  workspace = programmed[index_of(MemoryCategory::workspace)];
+  // With several micro-batches in flight the closed form is an upper limit: not all of them are whole at once.
+  std::int64_t& activations = forecast.device[index_of(MemoryCategory::activations)];
+  activations = std::min(activations, programmed[index_of(MemoryCategory::activations)]);
   if (plan.offload == "none") return forecast;
   const ProcessGrid grid(plan);
   for (int rank = 0; rank < grid.size(); ++rank) {
