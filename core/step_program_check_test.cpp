@@ -12,18 +12,7 @@ namespace {
 using namespace step_program_test;
 
 const WorldShape kOneRank{};
-const WorldShape kTwoReplicas{.degrees = {.data = 2}};
 const WorldShape kPipeline{.degrees = {.pipeline = 2}};
-
-testing::AssertionResult reports(const World& world, const std::string& text) {
-  const std::string found = all_problems(world);
-  if (found.find(text) != std::string::npos) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "'" << text << "' is not among:\n" << found;
-}
-
-Operation& the(StepProgram& program, const Wanted& wanted) {
-  return program[static_cast<std::size_t>(find_operation(program, wanted))];
-}
 
 TEST(ProgramGradients, FindsABucketThatDoesNotWaitForItsOwnLayerInEveryMicroBatch) {
   for (const int micro_batch : {0, 1}) {

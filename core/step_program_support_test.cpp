@@ -301,4 +301,14 @@ std::string all_problems(const World& world) {
   return text;
 }
 
+Operation& the(StepProgram& program, const Wanted& wanted) {
+  return program[static_cast<std::size_t>(find_operation(program, wanted))];
+}
+
+testing::AssertionResult reports(const World& world, const std::string& text) {
+  const std::string found = all_problems(world);
+  if (found.find(text) != std::string::npos) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << "'" << text << "' is not among:\n" << found;
+}
+
 }  // namespace tandem::step_program_test

@@ -15,12 +15,6 @@ const WorldShape kPipeline{.degrees = {.pipeline = 2}};
 const WorldShape kOneRank{};
 
 // Whether the checker says so; all that it says goes into the test's message where it does not.
-testing::AssertionResult reports(const World& world, const std::string& text) {
-  const std::string found = all_problems(world);
-  if (found.find(text) != std::string::npos) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "'" << text << "' is not among:\n" << found;
-}
-
 class LegalPrograms : public testing::TestWithParam<WorldShape> {};
 
 TEST_P(LegalPrograms, AreProven) { EXPECT_EQ(all_problems(make_world(GetParam())), ""); }

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "core/pipeline_layout.h"
 #include "core/process_grid.h"
 #include "core/step_program.h"
@@ -46,6 +48,7 @@ void chain(StepProgram& program);
 using Wanted = std::function<bool(const Operation&)>;
 /// Index of the first operation that is wanted; the test fails where there is none.
 [[nodiscard]] int find_operation(const StepProgram& program, const Wanted& wanted);
+[[nodiscard]] Operation& the(StepProgram& program, const Wanted& wanted);
 [[nodiscard]] Wanted is_compute(Phase phase, Part part, int layer, int micro_batch, int piece = 0);
 [[nodiscard]] Wanted is_message(Collective collective, Phase phase, int micro_batch);
 [[nodiscard]] Wanted is_bucket(int bucket);
@@ -63,5 +66,11 @@ void move_before(StepProgram& program, const Wanted& moved, const Wanted& wanted
 void move_behind(StepProgram& program, const Wanted& moved, const Wanted& wanted);
 
 [[nodiscard]] std::string all_problems(const World& world);
+/// Whether `text` is among them.
+[[nodiscard]] testing::AssertionResult reports(const World& world, const std::string& text);
+
+/// For make_zero_world: buckets 0..3 are layers 3..0, then these.
+inline const WorldShape kTwoReplicas{.degrees = {.data = 2}};
+inline constexpr int kFinalNorm = 4, kPositions = 5, kTable = 6;
 
 }  // namespace tandem::step_program_test

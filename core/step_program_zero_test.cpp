@@ -12,19 +12,6 @@ using namespace step_program_test;
 
 constexpr auto kGradients = MemoryCategory::gradients;
 constexpr auto kParameters = MemoryCategory::parameters;
-const WorldShape kTwoReplicas{.degrees = {.data = 2}};
-// Buckets of kTwoReplicas: 0..3 are layers 3..0, then these.
-constexpr int kFinalNorm = 4, kPositions = 5, kTable = 6;
-
-testing::AssertionResult reports(const World& world, const std::string& text) {
-  const std::string found = all_problems(world);
-  if (found.find(text) != std::string::npos) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "'" << text << "' is not among:\n" << found;
-}
-
-Operation& the(StepProgram& program, const Wanted& wanted) {
-  return program[static_cast<std::size_t>(find_operation(program, wanted))];
-}
 
 struct StagedShape {
   WorldShape shape;

@@ -76,11 +76,12 @@ Property activations_as_predicted(const PairInputs& inputs, const Measured& meas
 }
 
 Property state_as_predicted(const PairInputs& inputs, const Measured& measured) {
+  const BytesByCategory form = closed_form(inputs);
   double measured_bytes = 0;
   double predicted = 0;
   for (const MemoryCategory category : {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer}) {
     measured_bytes += static_cast<double>(measured.peak_bytes[index_of(category)]);
-    predicted += static_cast<double>(closed_form(inputs)[index_of(category)]);
+    predicted += static_cast<double>(form[index_of(category)]);
   }
   // Values, gradients, moments and master copies; units that are whole for a while.
   const int zero = inputs.plan.zero_stage;
