@@ -57,7 +57,6 @@ run_check scripts ci/check_scripts.sh
 
 say "Building and testing"
 build_and_test cpu
-run_check headers ci/check_headers.sh
 
 if [[ -n $asan_labels ]]; then
   say "Testing under the address and undefined-behaviour sanitizers: $asan_labels"

@@ -39,6 +39,39 @@ class CommandLine(unittest.TestCase):
         for text in [says] if isinstance(says, str) else says:
             self.assertIn(text, done.stderr)
 
+    # ---- what ranks are made of
+
+    def test_unknown_transport(self):
+        self.refused("run", "harness", "--transport", "treads", says=["--transport treads", "did you mean 'threads'?"])
+        self.refused("run", "harness", "--transport", "nccl", says=["--transport nccl", "not in this build"])
+
+    def test_unknown_link(self):
+        self.refused("run", "harness", "--link", "laptob", says=["laptob", "did you mean laptop?"])
+        self.refused("run", "harness", "--link", "laptop,dilation=fast", says=["laptop", "dilation=fast"])
+
+    def test_link_of_processes(self):
+        if "mpi" in json.loads(self.run_tandem("list", "--json", "-").stdout)["transports"]:
+            self.refused("run", "harness", "--link", "laptop", "--transport", "mpi", says="only the messages of threads are shaped")
+        else:
+            self.refused("run", "harness", "--transport", "mpi", says="this build has no MPI")
+
+    def test_unknown_algorithm(self):
+        self.refused("train", "--algorithm", "rings", says=["--algorithm rings", "did you mean 'ring'?"])
+
+    def test_deadline_that_is_none(self):
+        self.refused("train", "--deadline", "0", says="--deadline")
+
+    def test_result_says_what_the_world_was(self):
+        out = self.path("r.json")
+        done = self.run_tandem("run", "data_parallel/ranks2/accum1/fp32", "--without-peak", "--repetitions", "1", "--link",
+                               "laptop,dilation=2", "--algorithm", "ring", "--adversary", "5", "--out", out)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("world: threads, link laptop dilated 2 x", done.stdout)
+        with open(out, encoding="utf-8") as file:
+            environment = json.load(file)["environment"]
+        self.assertEqual([environment[key] for key in ("transport", "link", "algorithm", "adversary")],
+                         ["threads", "laptop dilated 2 x", "ring", "5"])
+
     # ---- data
 
     def test_missing_file(self):

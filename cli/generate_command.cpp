@@ -9,6 +9,7 @@
 #include "core/text.h"
 #include "core/text_data.h"
 #include "optimized/checkpoint/checkpoint.h"
+#include "optimized/comm/world.h"
 #include "optimized/training/generate.h"
 
 namespace tandem {
@@ -32,7 +33,7 @@ int generate_action(const GenerateArguments& arguments, const std::atomic<bool>&
     throw InputError(fmt::format("{}: generation from a model with experts is not implemented", folder.string()));
   }
   fmt::print("{}", arguments.prompt);
-  run_threads_world({.ranks = 1}, [&](Communicator& comm) {
+  run_world({.ranks = 1}, [&](Communicator& comm) {
     // From the master copies, in fp32 whatever precision they were trained in.
     TrainingPlan plan = on_one_rank(info.config.plan);
     plan.precision = "fp32";

@@ -8,7 +8,9 @@
 #include "cli/output.h"
 #include "core/io/atomic_file.h"
 #include "core/pitfall.h"
+#include "core/world_settings.h"
 #include "harness/registry.h"
+#include "optimized/comm/world.h"
 
 namespace tandem {
 namespace {
@@ -24,7 +26,11 @@ std::vector<std::string> model_files(const std::filesystem::path& folder) {
 }
 
 std::string as_json(const CaseList& cases, const std::vector<std::string>& models) {
-  nlohmann::json json = {{"schema_version", 1}, {"suites", suite_names(cases)}, {"models", models}};
+  nlohmann::json json = {{"schema_version", 1},
+                         {"suites", suite_names(cases)},
+                         {"models", models},
+                         {"transports", transports()},
+                         {"links", shipped_link_profiles()}};
   for (const Case& entry : cases) {
     json["cases"].push_back({{"case", entry.name},
                              {"suite", entry.suite},
@@ -73,13 +79,17 @@ int list_action(const CommandLine& line, const std::string& json_file, const std
   for (const Pitfall pitfall : all_pitfalls()) fmt::print("  {}\n", name(pitfall));
   fmt::print("models\n");
   for (const std::string& model : models) fmt::print("  {}\n", model);
+  fmt::print("transports\n");
+  for (const std::string& transport : transports()) fmt::print("  {}\n", transport);
+  fmt::print("links\n");
+  for (const std::string& link : shipped_link_profiles()) fmt::print("  {:<14} {}\n", link, read_link_profile(link).description);
   return kGood;
 }
 
 }  // namespace
 
 void add_list_command(CommandLine& line) {
-  auto* command = line.app.add_subcommand("list", "Suites, cases, pitfalls and models");
+  auto* command = line.app.add_subcommand("list", "Suites, cases, pitfalls, models, transports and links");
   const auto json_file = std::make_shared<std::string>();
   const auto ctest_file = std::make_shared<std::string>();
   command->add_option("--json", *json_file, "write JSON to this file; - is standard output");

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <exception>
 #include <new>
@@ -18,6 +19,7 @@
 #include "cli/command.h"
 #include "core/error.h"
 #include "core/nearest_name.h"
+#include "optimized/comm/mpi/mpi_world.h"
 
 namespace {
 
@@ -42,6 +44,19 @@ int report(const std::string& text, int status) {
   return status;
 }
 
+// Bad input is the same in all processes of a job; one says so. Both mpirun and srun with PMIx number them here.
+int report_input(const std::string& text) {
+  const char* const rank = std::getenv("PMIX_RANK");
+  if (rank != nullptr && std::string_view(rank) != "0") return tandem::kBadInput;
+  return report(text, tandem::kBadInput);
+}
+
+// Of a job whose other processes have died or hang, on another thread than the one that is not ready to stop.
+void end_at_once(const std::string& reason) {
+  report(reason, tandem::kRunBroke);
+  _exit(tandem::kRunBroke);
+}
+
 // CLI11 would only say that a command is missing.
 void require_known_command(const CLI::App& app, std::string_view word) {
   if (word.starts_with("-")) return;
@@ -60,14 +75,14 @@ int run(tandem::CommandLine& line, int argc, char** argv) {
   } catch (const CLI::Success& help) {
     return line.app.exit(help);
   } catch (const CLI::ParseError& error) {
-    return report(fmt::format("{} (--help shows how)", error.what()), tandem::kBadInput);
+    return report_input(fmt::format("{} (--help shows how)", error.what()));
   } catch (const tandem::InputError& error) {
-    return report(error.what(), tandem::kBadInput);
+    return report_input(error.what());
   }
   try {
     return line.action();
   } catch (const tandem::InputError& error) {
-    return report(error.what(), tandem::kBadInput);
+    return report_input(error.what());
   } catch (const std::bad_alloc&) {
     return report("no memory for a run of this size; lower its model, rows or ranks", tandem::kRunBroke);
   } catch (const std::exception& error) {
@@ -96,5 +111,8 @@ int main(int argc, char** argv) {
   tandem::add_compare_command(line);
   tandem::add_trace_command(line);
   tandem::add_pitfalls_command(line);
-  return run(line, argc, argv);
+  tandem::on_broken_job(end_at_once);
+  const int status = run(line, argc, argv);
+  tandem::leave_job(status);
+  return status;
 }

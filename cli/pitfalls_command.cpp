@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "cli/job.h"
 #include "cli/output.h"
 #include "cli/run_options.h"
 #include "cli/terminal.h"
@@ -46,30 +47,45 @@ int list_action(const std::vector<PitfallInfo>& pitfalls) {
 int pitfalls_action(const CommandLine& line, const PitfallArguments& arguments) {
   const std::vector<PitfallInfo> pitfalls = chosen(arguments.names);
   if (arguments.list) return list_action(pitfalls);
-  require_writable(arguments.json, "--json");
-  const CaseList cases = all_cases(line.suites);
+  const RunContext context = to_context(arguments.options);
+  const Job job(context.world);
+  job.on_leader([&] { require_writable(arguments.json, "--json"); });
+  CaseList cases = all_cases(line.suites);
   check_catchers(pitfalls, cases);
+  const bool over_processes = context.world.transport != "threads";
+  if (over_processes) skip_what_does_not_fit(cases, job);
+  std::atomic<bool> stop = false;
   ProgressLine progress;
   std::vector<PitfallOutcome> outcomes;
   for (const PitfallInfo& info : pitfalls) {
-    progress.show(static_cast<std::int64_t>(outcomes.size()), static_cast<std::int64_t>(pitfalls.size()),
-                  std::string(name(info.pitfall)));
+    if (job.leads()) {
+      progress.show(static_cast<std::int64_t>(outcomes.size()), static_cast<std::int64_t>(pitfalls.size()),
+                    std::string(name(info.pitfall)));
+    }
     RunnerOptions options;
-    options.context = to_context(arguments.options);
+    options.context = context;
     options.context.pitfalls = info.switched_on();
-    options.interrupted = &line.stop;
+    options.interrupted = over_processes ? &stop : &line.stop;
+    if (over_processes) {
+      options.agree = [&](CaseResult& result) {
+        if (line.stop) stop = true;
+        job.agree(result, stop);
+      };
+    }
     const RunOutcome outcome = run_cases(select_cases(cases, info.patterns(), Tier::full), options);
     if (outcome.interrupted) break;
     outcomes.push_back(assess(info, outcome.results));
   }
   progress.clear();
+  const int status = all_caught(outcomes) ? kGood : kCheckFailed;
+  if (!job.leads()) return job.agree_on_status(status);
   if (arguments.json != "-") fmt::print("{}", render(outcomes, output_style()));
   if (!arguments.json.empty()) write_output(arguments.json, to_json(outcomes));
-  if (line.stop) {
+  if (outcomes.size() < pitfalls.size()) {
     fmt::print(stderr, "tandem: interrupted after {} of {} pitfalls\n", outcomes.size(), pitfalls.size());
-    return kInterrupted;
+    return job.agree_on_status(kInterrupted);
   }
-  return all_caught(outcomes) ? kGood : kCheckFailed;
+  return job.agree_on_status(status);
 }
 
 }  // namespace

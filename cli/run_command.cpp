@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "cli/job.h"
 #include "cli/output.h"
 #include "cli/run_options.h"
 #include "cli/terminal.h"
@@ -42,8 +43,14 @@ int largest_rank_count(const CaseList& cases) {
 }
 
 // What a reader must know before the numbers: fallbacks that the kernels took on this machine.
-void print_machine(const RunContext& context) {
+void print_machine(const RunContext& context, const Job& job) {
   const KernelsInfo info = machine_kernels();
+  if (context.world != WorldSettings()) fmt::print("world: {}", context.world.describe());
+  if (job.processes() > 1) fmt::print(", {} processes", job.processes());
+  if (context.world != WorldSettings()) fmt::print("\n");
+  if (context.world.transport == "mpi" && job.processes() == 1)
+    fmt::print("note: a job of one process; mpirun -n N starts more\n");
+  if (context.world.link) fmt::print("note: times are those of the shaped link, not of this machine\n");
   fmt::print("kernels: {}, {}, {}", info.backend, info.instruction_set, info.matrix_library);
   for (std::size_t i = 0; i < context.peak_flops_by_threads.size(); ++i) {
     fmt::print("{} {:.0f}", i == 0 ? "; fp32 matrix peak by threads, GFLOP/s:" : ",", context.peak_flops_by_threads[i] * 1e-9);
@@ -78,32 +85,77 @@ void keep(const RunArguments& arguments, const RunContext& context, const CaseLi
   write_chrome_trace(arguments.trace, groups);
 }
 
-int run_action(const CommandLine& line, const RunArguments& arguments) {
-  if (arguments.quick && arguments.full) throw InputError("--quick and --full exclude each other");
-  require_writable(arguments.out, "--out");
-  require_writable(arguments.junit, "--junit");
-  require_writable(arguments.trace, "--trace");
-  const CaseList cases = chosen_cases(line, arguments);
-  RunnerOptions options;
-  options.context = to_context(arguments.options);
-  if (!arguments.without_peak) options.context.peak_flops_by_threads = matrix_peaks_by_threads();
-  if (arguments.out != "-") print_machine(options.context);
-  ProgressLine progress;
-  options.interrupted = &line.stop;
-  options.keep_spans = !arguments.trace.empty();
-  options.on_progress = [&](const RunProgress& now) {
-    progress.show(static_cast<std::int64_t>(now.index), static_cast<std::int64_t>(now.total), now.name);
-  };
-  const RunOutcome outcome = run_cases(cases, options);
-  progress.clear();
+// Of the first process where there are several: they would measure each other.
+std::vector<double> measured_peaks(const RunArguments& arguments, const Job& job) {
+  if (arguments.without_peak) return {};
+  return job.of_leader(job.leads() ? matrix_peaks_by_threads() : std::vector<double>());
+}
+
+// What was done before a rank died or hung, saved where the run was to be saved.
+void keep_broken(const RunArguments& arguments, const RunContext& context, const CaseList& cases, RunOutcome outcome,
+                 const std::exception& reason) {
+  fmt::print(stderr, "tandem: {}\n", reason.what());
+  outcome.interrupted = true;
+  if (arguments.out.empty()) return;
+  keep(arguments, context, cases, outcome);
+  fmt::print(stderr, "tandem: {} of {} cases were done; those are in {}\n", outcome.results.size(), cases.size(), arguments.out);
+}
+
+int finish(const RunArguments& arguments, const RunContext& context, const CaseList& cases, const RunOutcome& outcome) {
   if (arguments.out != "-") fmt::print("{}", render_table(outcome.results, output_style()));
-  keep(arguments, options.context, cases, outcome);
+  keep(arguments, context, cases, outcome);
   if (outcome.interrupted) {
     fmt::print(stderr, "tandem: interrupted after {} of {} cases{}\n", outcome.results.size(), cases.size(),
                arguments.out.empty() ? "" : "; those are in " + arguments.out);
     return kInterrupted;
   }
   return count(outcome.results).good() ? kGood : kCheckFailed;
+}
+
+int run_action(const CommandLine& line, const RunArguments& arguments) {
+  if (arguments.quick && arguments.full) throw InputError("--quick and --full exclude each other");
+  CaseList cases = chosen_cases(line, arguments);
+  RunnerOptions options;
+  options.context = to_context(arguments.options);
+  const Job job(options.context.world);
+  job.on_leader([&] {
+    require_writable(arguments.out, "--out");
+    require_writable(arguments.junit, "--junit");
+    require_writable(arguments.trace, "--trace");
+  });
+  const bool over_processes = options.context.world.transport != "threads";
+  if (over_processes) skip_what_does_not_fit(cases, job);
+  options.context.peak_flops_by_threads = measured_peaks(arguments, job);
+  if (job.leads() && arguments.out != "-") print_machine(options.context, job);
+  ProgressLine progress;
+  std::atomic<bool> stop = false;
+  options.interrupted = over_processes ? &stop : &line.stop;
+  options.keep_spans = !arguments.trace.empty();
+  RunOutcome done;
+  if (over_processes) {
+    options.agree = [&](CaseResult& result) {
+      if (line.stop) stop = true;
+      job.agree(result, stop);
+      done.results.push_back(result);
+    };
+  }
+  if (job.leads()) {
+    options.on_progress = [&](const RunProgress& now) {
+      progress.show(static_cast<std::int64_t>(now.index), static_cast<std::int64_t>(now.total), now.name);
+    };
+  }
+  RunOutcome outcome;
+  try {
+    outcome = run_cases(cases, options);
+  } catch (const Error& error) {
+    progress.clear();
+    if (!over_processes || !job.leads()) throw;
+    keep_broken(arguments, options.context, cases, std::move(done), error);
+    return kRunBroke;
+  }
+  progress.clear();
+  const int status = job.leads() ? finish(arguments, options.context, cases, outcome) : kGood;
+  return job.agree_on_status(status);
 }
 
 }  // namespace

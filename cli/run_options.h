@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "cli/command.h"
@@ -9,11 +10,23 @@
 
 namespace tandem {
 
+/// Options that say of what the ranks of a run are made, and how they communicate.
+struct WorldArguments {
+  std::string transport = "threads";
+  std::string link = "none";
+  std::string algorithm = "direct";
+  std::optional<std::uint64_t> adversary;
+  double deadline_seconds = 0;
+};
+void add_world_options(CLI::App& command, WorldArguments& arguments);
+
+/// Throws InputError where a transport, link or algorithm is named that there is not, or that do not go together.
+[[nodiscard]] WorldSettings to_world_settings(const WorldArguments& arguments);
+
 /// Options that run and pitfalls share.
 struct RunOptions {
   std::string backend = "cpu";
-  std::string transport = "threads";
-  std::string link = "none";
+  WorldArguments world;
   std::uint64_t seed = 1;
   int repetitions = 5;
   int threads_per_rank = 1;

@@ -10,7 +10,9 @@
 
 #include "cli/command.h"
 #include "cli/data_source.h"
+#include "cli/job.h"
 #include "cli/output.h"
+#include "cli/run_options.h"
 #include "cli/terminal.h"
 #include "cli/train_report.h"
 #include "core/synthetic_corpus.h"
@@ -31,6 +33,7 @@ struct TrainArguments {
   std::string output;
   std::string trace;
   std::string json;
+  WorldArguments world;
 };
 
 // Starts from the checkpoint's configuration, the file's, or the defaults; --set and --steps come last.
@@ -164,13 +167,26 @@ int finish(const TrainArguments& arguments, const Plan& plan, const BatchSource&
   return kInterrupted;
 }
 
+void require_processes(const TrainingPlan& plan, const WorldSettings& world, const Job& job) {
+  if (world.transport == "threads" || plan.parallel.world_size() <= job.processes()) return;
+  throw InputError(
+      fmt::format("the plan has {0} ranks, but the job has {1} process{2}; start it with mpirun -n {0}, or lower --set",
+                  plan.parallel.world_size(), job.processes(), job.processes() == 1 ? "" : "es"));
+}
+
 int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop) {
-  require_writable(arguments.trace, "--trace");
-  require_writable(arguments.json, "--json");
+  const WorldSettings world = to_world_settings(arguments.world);
   const Plan plan = resolve(arguments);
   const std::unique_ptr<BatchSource> source = open_data(plan.data, plan.config);
-  print_header(plan.config, *source);
-  require_writable_folder(plan.output, "--out");
+  const Job job(world);
+  require_processes(plan.config.plan, world, job);
+  job.on_leader([&] {
+    require_writable(arguments.trace, "--trace");
+    require_writable(arguments.json, "--json");
+    require_writable_folder(plan.output, "--out");
+    print_header(plan.config, *source);
+    if (world != WorldSettings()) fmt::print("world: {}\n", world.describe());
+  });
   ProgressLine progress;
   TrainOptions options;
   options.config = plan.config;
@@ -179,6 +195,7 @@ int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop)
   options.output = plan.output;
   options.resume = plan.resume;
   options.stop = &stop;
+  options.world = world;
   const std::int64_t total = plan.config.steps;
   const std::int64_t every = std::max<std::int64_t>(1, total / 20);
   std::int64_t skipped = 0;
@@ -196,7 +213,7 @@ int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop)
   };
   const TrainReport report = train(options);
   progress.clear();
-  return finish(arguments, plan, *source, report);
+  return job.agree_on_status(job.leads() ? finish(arguments, plan, *source, report) : kGood);
 }
 
 }  // namespace
@@ -214,6 +231,7 @@ void add_train_command(CommandLine& line) {
   command->add_option("--out", arguments->output, "folder for checkpoints; a resumed run goes on in its own");
   command->add_option("--trace", arguments->trace, "write the timeline as Chrome trace JSON (opens in Perfetto)");
   command->add_option("--json", arguments->json, "write losses, times and memory as JSON");
+  add_world_options(*command, arguments->world);
   std::string keys = "Example:\n  tandem train --data synthetic --steps 50 --set data=2\n\nKeys:\n";
   for (const std::string& option : describe_options()) keys += "  " + option + "\n";
   command->footer(keys);

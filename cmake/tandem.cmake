@@ -34,8 +34,31 @@ if(TANDEM_BENCHMARKS)
   find_package(benchmark REQUIRED)
 endif()
 
+# TANDEM_MPI: processes as ranks. AUTO is on where an MPI is found, but off in builds with sanitizers: the library is not built with
+# them, so that its locks are not seen and its memory that is never freed is, and both would be reported as faults of ours.
+set(TANDEM_MPI AUTO CACHE STRING "Ranks that are MPI processes: AUTO, ON or OFF")
+set_property(CACHE TANDEM_MPI PROPERTY STRINGS AUTO ON OFF)
+set(TANDEM_WITH_MPI OFF)
+if(TANDEM_MPI STREQUAL "ON" OR (TANDEM_MPI STREQUAL "AUTO" AND NOT TANDEM_SANITIZE))
+  set(MPI_CXX_SKIP_MPICXX ON)
+  find_package(MPI COMPONENTS CXX QUIET)
+  if(MPI_CXX_FOUND)
+    set(TANDEM_WITH_MPI ON)
+  elseif(TANDEM_MPI STREQUAL "ON")
+    message(FATAL_ERROR "TANDEM_MPI=ON, but no MPI was found; install libopenmpi-dev and openmpi-bin, or leave it at AUTO")
+  endif()
+endif()
+if(TANDEM_WITH_MPI)
+  message(STATUS "tandem: with MPI ${MPI_CXX_VERSION} (${MPIEXEC_EXECUTABLE})")
+elseif(TANDEM_SANITIZE AND TANDEM_MPI STREQUAL "AUTO")
+  message(STATUS "tandem: without MPI (sanitizers; TANDEM_MPI=ON for it all the same)")
+else()
+  message(STATUS "tandem: without MPI")
+endif()
+
 # tandem_folder(NAME LINKS target...): library tandem_NAME of all .cpp files below this folder, but for *_test.cpp, *_bench.cpp
-# and main.cpp; and the program NAME_test of its tests, each of them a CTest entry labelled NAME.
+# and main.cpp; and the program NAME_test of its tests, each of them a CTest entry labelled NAME. Neither has files that match one of
+# the expressions EXCLUDE.
 function(tandem_folder name)
   cmake_parse_arguments(arg "" "" "LINKS;TEST_LINKS;EXCLUDE" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
@@ -43,6 +66,7 @@ function(tandem_folder name)
   list(FILTER sources EXCLUDE REGEX "(_test|_bench|/main)\\.cpp$")
   foreach(pattern IN LISTS arg_EXCLUDE)
     list(FILTER sources EXCLUDE REGEX ${pattern})
+    list(FILTER tests EXCLUDE REGEX ${pattern})
   endforeach()
   list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
   add_library(tandem_${name} STATIC ${sources})

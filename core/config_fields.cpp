@@ -191,6 +191,34 @@ void add_loss_scale(std::vector<ConfigField>& fields) {
       [](auto& config) -> auto& { return config.plan.fp8.margin; }));
 }
 
+void add_communication(std::vector<ConfigField>& fields) {
+  const auto in_overlap = [](auto member) {
+    return [member](auto& config) -> auto& { return config.plan.overlap.*member; };
+  };
+  const auto in_compression = [](auto member) {
+    return [member](auto& config) -> auto& { return config.plan.compression.*member; };
+  };
+  fields.push_back(flag("plan", "overlap_gradients", "each gradient bucket is reduced while the backward pass goes on",
+                        in_overlap(&OverlapConfig::gradients)));
+  fields.push_back(flag("plan", "overlap_prefetch", "zero 3: the next block's parameters are gathered while this one computes",
+                        in_overlap(&OverlapConfig::prefetch)));
+  fields.push_back(number("plan", "overlap_tensor_chunks", kPositiveInt,
+                          "sequence_parallel: pieces of a product, each scattered while the next is computed",
+                          in_overlap(&OverlapConfig::tensor_chunks)));
+  std::vector<std::pair<std::string, std::string>> codecs;
+  for (const char* codec : {"none", "int8", "int4", "top_k", "random_k", "sign", "power_sgd"}) codecs.emplace_back(codec, codec);
+  fields.push_back(choice<std::string>("plan", "compression", codecs, "lossy code of gradient buckets on the wire",
+                                       in_compression(&CompressionConfig::codec)));
+  fields.push_back(flag("plan", "compression_error_feedback", "what was not sent is added to the next step's gradient",
+                        in_compression(&CompressionConfig::error_feedback)));
+  fields.push_back(number("plan", "compression_block", {.low = 2, .high = 1 << 20},
+                          "int8, int4, sign: elements that share a scale", in_compression(&CompressionConfig::block)));
+  fields.push_back(number("plan", "compression_density", {.low = 0, .high = 1, .includes_low = false},
+                          "top_k, random_k: share of the elements that is sent", in_compression(&CompressionConfig::density)));
+  fields.push_back(number("plan", "compression_rank", {.low = 1, .high = 1024}, "power_sgd: rank of the approximation",
+                          in_compression(&CompressionConfig::rank)));
+}
+
 void add_plan(std::vector<ConfigField>& fields) {
   fields.push_back(number("plan", "data", kPositiveInt, "data-parallel ranks", degree(&ParallelDegrees::data)));
   fields.push_back(number("plan", "tensor", kPositiveInt, "tensor-parallel ranks", degree(&ParallelDegrees::tensor)));
@@ -234,6 +262,7 @@ void add_plan(std::vector<ConfigField>& fields) {
                                        "optimizer: master weights and moments live in host memory",
                                        in_plan(&TrainingPlan::offload)));
   add_loss_scale(fields);
+  add_communication(fields);
   fields.push_back(
       number("plan", "threads_per_rank", kPositiveInt, "threads inside a rank", in_plan(&TrainingPlan::threads_per_rank)));
 }

@@ -33,6 +33,12 @@ class MemoryLedger {
   /// Starts peaks anew from what is allocated now.
   void reset_peaks();
 
+  /// For core/io/binary.h.
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(current_, peak_, at_peak_total_, total_, peak_total_);
+  }
+
  private:
   BytesByCategory current_{}, peak_{}, at_peak_total_{};
   std::int64_t total_ = 0, peak_total_ = 0;

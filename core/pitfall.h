@@ -53,6 +53,7 @@ enum class Pitfall : std::uint8_t {
   messages_without_envelope,
   send_buffer_reused_early,
   weight_part_skipped_once,
+  recv_read_before_wait,
   // context parallelism
   ring_merge_forgets_normaliser,
   context_positions_local,
@@ -89,6 +90,22 @@ enum class Pitfall : std::uint8_t {
   full_optimizer_state_kept,
   buckets_in_arrival_order,
   gathered_parameters_kept,
+  // overlap
+  bucket_buffer_reused_in_flight,
+  bucket_sent_before_filled,
+  wait_missing_before_norm,
+  tensor_chunk_merge_too_early,
+  // compression
+  sparse_index_wraps,
+  residual_not_saved,
+  residual_of_rank_zero,
+  residual_keyed_by_bucket,
+  residual_reset_on_rebuild,
+  last_nibble_dropped,
+  compression_not_active,
+  residual_committed_on_skipped_step,
+  quantized_sum_without_server_feedback,
+  residual_keeps_old_scale,
   // compositions
   groups_from_transposed_grid,
   reduction_over_wrong_group,
@@ -97,6 +114,10 @@ enum class Pitfall : std::uint8_t {
   stage_clips_by_own_norm,
   // collectives
   reduced_element_flipped,
+  ring_step_off_by_one,
+  collective_parts_swapped,
+  small_message_protocol_stale,
+  hierarchical_counts_leader_twice,
   // metrics
   full_attention_flops,
   peak_of_one_device,

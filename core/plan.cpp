@@ -163,6 +163,27 @@ void check_loss_scale(Conflicts& found, const TrainingPlan& plan, const GptConfi
   demand(plan.fp8.history >= 1, "fp8_history", "fp8_history must be at least 1");
 }
 
+void check_communication(Conflicts& found, const TrainingPlan& plan) {
+  const auto demand = [&](bool good, const char* option, const char* reason) {
+    if (!good) found.push_back({option, reason});
+  };
+  const int chunks = plan.overlap.tensor_chunks;
+  demand(chunks >= 1, "overlap_tensor_chunks", "overlap_tensor_chunks must be at least 1");
+  demand(chunks <= 1 || (plan.sequence_parallel && plan.parallel.tensor > 1), "overlap_tensor_chunks",
+         "overlap_tensor_chunks cuts products whose sum is scattered: it needs tensor > 1 and sequence_parallel");
+  const CompressionConfig& compression = plan.compression;
+  if (!one_of(found, "compression", compression.codec, "none", "int8", "int4", "top_k", "random_k", "sign", "power_sgd")) return;
+  demand(compression.block >= 2 && compression.block <= 1 << 20, "compression_block",
+         "compression_block must lie between 2 and 1048576");
+  demand(compression.density > 0 && compression.density <= 1, "compression_density",
+         "compression_density must be more than 0 and at most 1");
+  demand(compression.rank >= 1, "compression_rank", "compression_rank must be at least 1");
+  if (compression.codec == "none") return;
+  demand(plan.zero_stage == 0, "compression", "compression reduces whole gradients; with zero they are dealt: use zero = 0");
+  demand(plan.numerics.accumulate == DType::f32 && plan.numerics.reduce == DType::f32, "compression",
+         "compression codes fp32 gradients: use a precision other than fp64, and gradients = wide");
+}
+
 }  // namespace
 
 bool scales_loss(const TrainingPlan& plan) {
@@ -177,6 +198,8 @@ TrainingPlan on_one_rank(TrainingPlan plan) {
   plan.pipeline = {};
   plan.sequence_parallel = false;
   plan.zero_stage = 0;
+  plan.overlap = {};
+  plan.compression = {};
   return plan;
 }
 
@@ -211,6 +234,7 @@ std::vector<Conflict> conflicts(const TrainingPlan& plan, const GptConfig& model
   check_recompute(found, plan.recompute);
   check_memory(found, plan);
   check_loss_scale(found, plan, model);
+  check_communication(found, plan);
   if (plan.threads_per_rank < 1) found.push_back({"threads_per_rank", "threads_per_rank must be at least 1"});
   return found;
 }

@@ -39,6 +39,29 @@ struct BucketConfig {
   friend bool operator==(const BucketConfig&, const BucketConfig&) = default;
 };
 
+/// Which communication goes on while the rank computes (docs/techniques/overlap.md). Changes no bit of the result.
+struct OverlapConfig {
+  bool gradients = false;  ///< each bucket is reduced as soon as it is complete, while the backward pass goes on
+  bool prefetch = true;    ///< zero 3: the next unit's parameters are gathered while this one computes
+  /// With sequence_parallel: products whose sum is scattered over the tensor ranks are made in so many pieces, each scattered
+  /// while the next is computed. 1: whole. The bits are those of whole products where a row of a product does not depend on how
+  /// many rows are computed with it (oneDNN with AVX-512: 16 or more), else as near as those of any other number of ranks.
+  int tensor_chunks = 1;
+
+  friend bool operator==(const OverlapConfig&, const OverlapConfig&) = default;
+};
+
+/// Lossy compression of gradient buckets between ranks (docs/techniques/compression.md).
+struct CompressionConfig {
+  std::string codec = "none";  ///< none, int8, int4, top_k, random_k, sign, power_sgd
+  bool error_feedback = true;  ///< what was not sent is added to the next step's gradient
+  std::int64_t block = 256;    ///< int8, int4, sign: elements that share a scale
+  double density = 0.01;       ///< top_k, random_k: share of the elements that is sent, at least one
+  int rank = 4;                ///< power_sgd: of the approximation
+
+  friend bool operator==(const CompressionConfig&, const CompressionConfig&) = default;
+};
+
 /// How layers are dealt to pipeline ranks and in which order their work is done (docs/techniques/pipeline_parallel.md).
 struct PipelineConfig {
   /// gpipe, 1f1b, interleaved, zb-h1, zb-v. 1f1b with several chunks is interleaved.
@@ -92,6 +115,8 @@ struct TrainingPlan {
   std::string gradients = "wide";
   GlobalBatch batch;
   BucketConfig buckets;
+  OverlapConfig overlap;
+  CompressionConfig compression;
   PipelineConfig pipeline;
   bool sequence_parallel = false;  ///< layer norm, dropout and residual on slices of the tokens over the tensor ranks
   /// Order of the axes in the numbering of ranks, fastest first (core/process_grid.h).

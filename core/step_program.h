@@ -67,7 +67,8 @@ struct Operation {
   int micro_batch = -1;          ///< -1: of the whole step
   int chunk = 0;                 ///< of this rank's model chunks (core/pipeline_layout.h)
   int stage = -1;                ///< send, recv: global stage that the message enters
-  int piece = 0;                 ///< attention_core: step of the ring; head_logits, head_loss: piece of the tokens
+  /// attention_core: step of the ring; head_logits, head_loss, and products that are summed in pieces: piece of the tokens
+  int piece = 0;
   Collective collective = Collective::all_reduce;  // communicate
   GroupAxis axis = GroupAxis::data;                // communicate
   int peer = -1;                                   ///< send, recv: rank in the world; broadcast: root
@@ -78,7 +79,13 @@ struct Operation {
   MemoryCategory category = MemoryCategory::activations;  // allocate, free
   std::int64_t bytes = 0;                                 ///< communicate: payload; allocate, free: size
   double flops = 0;                                       ///< compute, optimizer
-  std::vector<OperationId> after = {};  ///< must be complete before this one starts; all smaller than its own index
+  /// communicate, collectives: the rank issues it and goes on at once. It is complete when all ranks of its group have issued it
+  /// and all that the group (its axis and members) does before it is complete: the operations of a group, of both kinds, are
+  /// carried out one after the other, in each rank's program order. Nothing but `after` orders a rank's other work behind it.
+  bool background = false;
+  /// Must be complete before this one starts; all smaller than its own index. A rank that comes to an operation, itself in the
+  /// background or not, waits there for the background operations that it names.
+  std::vector<OperationId> after = {};
 };
 
 using StepProgram = std::vector<Operation>;
@@ -111,8 +118,7 @@ inline constexpr int kTiedEmbeddingGradient = -3;
 ///   head        the matrix of the head: read by head_logits and head_loss, gradient from head_loss
 ///   final norm  read by head_norm, forward and backward_input; gradients from its backward_weight
 ///   positions   their table: read by embedding (forward), gradient from its backward_weight
-/// A layer's gradients come from the backward_weight of `block`. Sums of the whole step do not tell them so exactly apart: what
-/// waits for the head waits for the backward_weight of head_norm, which follows, and positions wait as the embedding does.
+/// A layer's gradients come from the backward_weight of `block`.
 inline constexpr int kEmbeddingSource = -1;
 inline constexpr int kHeadSource = -2;
 inline constexpr int kFinalNormSource = -3;
@@ -126,6 +132,9 @@ struct RankExpectation {
   int micro_batches = 1;
   int ring_steps = 1;  ///< pieces of attention_core
   bool experts = false;
+  /// [micro-batches] pieces of the products whose sum is scattered over the tensor ranks: attention_out and mlp (forward), mlp
+  /// and attention_in (backward_input), but not with experts mlp; empty: one of each.
+  std::vector<int> product_pieces = {};
   int head_pieces = 0;                  ///< of the micro-batch with most; fewer where a micro-batch has fewer tokens
   std::vector<bool> bucket_is_reduced;  ///< [buckets] whether the bucket has more than one rank
   /// [buckets] where the bucket's parameters are read and their gradients come from: a layer from 0, or one of the sources below.
@@ -160,36 +169,44 @@ struct ProgramFacts {
 ///  - dependencies point backward; every part of every chunk and micro-batch runs forward once and backward (input, weight)
 ///    once, in order, and nothing else is computed (recompute aside). Forward of a block: norm_1, attention_in,
 ///    attention_core pieces 0..ring_steps-1, attention_out, attention_merge, norm_2, mlp (or router, dispatch, experts,
-///    combine), mlp_merge; backward_input the reverse (pieces ascending again), then backward_weight of `block`. Embedding:
+///    combine), mlp_merge; backward_input the reverse, then backward_weight of `block`; pieces always ascend. Embedding:
 ///    embedding_lookup, embedding; backward_weight of `embedding` last (and of embedding_lookup after it, if that is apart).
 ///    Head: head_norm, (head_logits, head_loss) of each piece; backward_input, then backward_weight, of head_norm;
 ///  - a stage's forward follows the receive of its input, its backward that of its gradient, and both are sent on, from and
 ///    to the ranks that hold the neighbouring stages: send and recv on GroupAxis::pipeline, phase forward or backward_input,
 ///    `stage` the one entered. Between two stages of one rank messages may be left out; the order must still hold;
-///  - a collective of activations stands between the part whose result travels and the next one;
-///  - zero_stage 0 and 1: every gradient bucket is reduced exactly once where it has several ranks, else never, waits by its
-///    declared dependencies (directly or through others) for the backward_weight of its own sources in every micro-batch, and
-///    the norm waits for it. Stage 1 reduces by reduce_scatter, and after the optimizer each bucket of several ranks has exactly
-///    one all_gather of purpose parameter, which waits for the optimizer;
+///  - a collective of activations stands between the part whose result travels and the one that takes it up, the next one, or
+///    after a product in pieces the next other one; in the background it waits for that part, and the one that takes it up for
+///    it, recomputed ones too;
+///  - zero_stage 0 and 1: every gradient bucket is reduced exactly once where it has several ranks, else never, and waits by its
+///    declared dependencies (directly or through others) for all that adds to its own sources in every micro-batch. Stage 1
+///    reduces by reduce_scatter, and after the optimizer each bucket of several ranks has exactly one all_gather of purpose
+///    parameter, which waits for the optimizer;
 ///  - zero_stage 2 and 3, buckets of several ranks: gradients are allocated (once at a time) whenever an operation adds to them;
 ///    what was added since the allocation is reduced by exactly one reduce_scatter, which waits for all of it and for which the
-///    free waits; the norm waits for every reduce_scatter. Stage 2 gathers as stage 1;
+///    free waits. Stage 2 gathers as stage 1;
 ///  - zero_stage 3, buckets of several ranks: every compute operation that reads the parameters runs while they are allocated
-///    (once at a time) and waits for the one all_gather that follows the allocation; no all_gather follows the optimizer;
+///    (once at a time) and waits for the one all_gather that follows the allocation, as the free does; no all_gather follows the
+///    optimizer;
 ///  - buckets of one rank have no communication of purpose parameter or gradient, and none but stages 2 and 3 (gradients) and
 ///    stage 3 (parameters) allocate buckets;
-///  - gradient sums that are no bucket appear at most once and wait likewise (tied embedding: for embedding and head, tensor
-///    partials: for all; from zero_stage 2 on for the reduce_scatters of these buckets too);
+///  - gradient sums that are no bucket appear at most once and wait likewise (tied embedding: for what adds to embedding and
+///  head,
+///    tensor partials: for all that adds), and for the reductions of the buckets that may hold their tensors (tied embedding:
+///    those of embedding and head, tensor partials: all);
+///  - the norm waits for every gradient sum, and the optimizer for these and for sums of the norm in the background;
+///  - only collectives are in the background, and each is named by the `after` of a later operation;
 ///  - norm and optimizer run once, after everything that is computed, and between them one sum (purpose other) over each group
 ///    whose ranks hold different squares: the model group where it has several ranks; from zero_stage 1 on the gradient and the
 ///    expert_gradient group where buckets of several ranks are dealt over them;
 ///  - every allocation is freed once, by the same category, part, layer, micro-batch, chunk, stage, phase, bucket and bytes.
 ///    Compute needs live activations: a block's parts those of (block, layer, micro-batch, chunk), embedding's of `embedding`,
 ///    head's of head_norm;
-///  - executed rank by rank it ends: collectives block until the whole group is at the same one (kind, part, layer,
-///    micro-batch, phase, piece, bucket, purpose, root; bytes too but for all_to_all and ring_shift, whose ranks send what
-///    they have), a recv until its message is sent, a send never; the messages from one rank to another are received in the
-///    order in which they are sent, each by its own receive (stage, micro-batch, direction, bytes).
+///  - executed rank by rank it ends: the ranks of a group issue the same collectives in the same order (kind, part, layer,
+///    micro-batch, phase, piece, bucket, purpose, root; bytes too but for all_to_all and ring_shift, whose ranks send what they
+///    have). A rank blocks at a collective until the whole group has issued it, in the background at the operations that name
+///    it; at a recv until its message is sent, at a send never. The messages from one rank to another are received in the order
+///    in which they are sent, each by its own receive (stage, micro-batch, direction, bytes).
 /// Throws ContractError where there is not one expectation for each program, or a group names ranks that do not exist.
 [[nodiscard]] ProgramFacts check_programs(const std::vector<StepProgram>& programs, const ProgramExpectation& expectation);
 
@@ -198,12 +215,15 @@ struct ProgramFacts {
 /// sends, its own part included), ring_shift and send b, broadcast b (n - 1) / n, recv 0.
 [[nodiscard]] std::int64_t bytes_on_wire(const Operation& operation, int group_size);
 
-/// Replays programs in time: a rank runs its operations in order, each compute or optimizer operation takes `seconds(operation)`,
-/// communication takes seconds(operation) from when all that take part have arrived (send: the sender goes on at once; recv:
-/// until sent time + seconds(the recv)). Everything else takes no time.
+/// Replays programs in time: a rank runs its operations in order, each compute or optimizer operation takes `seconds(operation)`.
+/// A collective takes seconds(operation) from when all its ranks have issued it and the group's operations before it are
+/// complete; groups do not slow each other down. The rank goes on then, in the background at once: there an operation that names
+/// it starts no earlier than its end, and the program ends no earlier than all of it. send: the sender goes on at once; recv:
+/// until sent time + seconds(the recv). Everything else takes no time.
 struct ProgramTiming {
   double makespan_seconds = 0;
-  std::vector<double> busy_seconds;  ///< [ranks] in compute and optimizer operations
+  std::vector<double> busy_seconds;     ///< [ranks] in compute and optimizer operations
+  std::vector<double> exposed_seconds;  ///< [ranks] waiting for communication: for its peers, or for bytes to arrive
   /// 1 - busy / (ranks * makespan): idle share of all ranks' time.
   double bubble_share = 0;
 };

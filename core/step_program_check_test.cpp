@@ -51,7 +51,9 @@ TEST(ProgramGradients, FindsATiedSumThatDoesNotWaitForTheEmbedding) {
   Operation sum{
       .kind = OpKind::communicate, .axis = GroupAxis::embedding, .purpose = Purpose::gradient, .bucket = kTiedEmbeddingGradient};
   for (const int micro_batch : {0, 1}) {
-    sum.after.push_back(find_operation(program, is_compute(Phase::backward_weight, Part::head_norm, -1, micro_batch)));
+    for (const int piece : {0, 1}) {
+      sum.after.push_back(find_operation(program, is_compute(Phase::forward, Part::head_loss, -1, micro_batch, piece)));
+    }
   }
   const int norm = find_operation(program, is_kind(OpKind::gradient_norm));
   program.insert(program.begin() + norm, sum);
@@ -284,73 +286,6 @@ TEST(ProgramCheck, RefusesExpectationsOfOtherRanks) {
   World world = make_world(kTwoReplicas);
   world.programs.pop_back();
   EXPECT_THROW((void)check_programs(world.programs, world.expectation), ContractError);
-}
-
-// One second for each part of a forward and two for the rest.
-double seconds(const Operation& op) {
-  if (op.kind == OpKind::communicate) return 0.5;
-  if (op.kind == OpKind::optimizer) return 4;
-  return op.phase == Phase::forward ? 1 : 2;
-}
-
-Operation compute(Phase phase = Phase::forward) { return {.phase = phase}; }
-Operation talk(Collective collective, int peer = -1) {
-  return {.kind = OpKind::communicate, .collective = collective, .axis = GroupAxis::data, .peer = peer};
-}
-
-ProgramExpectation ranks_of_one_group(int ranks) {
-  ProgramExpectation expectation;
-  expectation.ranks.resize(static_cast<std::size_t>(ranks));
-  expectation.group = [ranks](GroupAxis, int) {
-    std::vector<int> all;
-    for (int rank = 0; rank < ranks; ++rank) all.push_back(rank);
-    return all;
-  };
-  return expectation;
-}
-
-TEST(ProgramTime, LetsTheSenderGoOnAndTheReceiverWait) {
-  const std::vector<StepProgram> programs = {{compute(), talk(Collective::send, 1), compute(), compute()},
-                                             {talk(Collective::recv, 0), compute(Phase::backward_input)}};
-
-  const ProgramTiming timing = time_programs(programs, ranks_of_one_group(2), seconds);
-
-  EXPECT_DOUBLE_EQ(timing.makespan_seconds, 3.5);  // sent at 1, there at 1.5, two seconds of work
-  EXPECT_EQ(timing.busy_seconds, (std::vector<double>{3, 2}));
-  EXPECT_DOUBLE_EQ(timing.bubble_share, 1 - 5.0 / 7);
-}
-
-TEST(ProgramTime, StartsCollectivesWhenTheLastRankArrives) {
-  const Operation optimizer{.kind = OpKind::optimizer};
-  const std::vector<StepProgram> programs = {{compute(), talk(Collective::all_reduce), optimizer},
-                                             {compute(), compute(), compute(), talk(Collective::all_reduce), optimizer},
-                                             {talk(Collective::all_reduce), compute()}};
-
-  const ProgramTiming timing = time_programs(programs, ranks_of_one_group(3), seconds);
-
-  EXPECT_DOUBLE_EQ(timing.makespan_seconds, 7.5);
-  EXPECT_EQ(timing.busy_seconds, (std::vector<double>{5, 7, 1}));
-}
-
-TEST(ProgramTime, GivesTheBubbleOfGpipe) {
-  const int ranks = 4;
-  const int micro_batches = 6;
-  const World world = make_world(WorldShape{.degrees = {.pipeline = ranks}, .micro_batches = micro_batches});
-  // Only one part of each block takes time, forward 1 and backward 2.
-  const auto only_mlp = [](const Operation& op) {
-    if (op.kind != OpKind::compute || op.part != Part::mlp) return 0.0;
-    return op.phase == Phase::forward ? 1.0 : 2.0;
-  };
-
-  const ProgramTiming timing = time_programs(world.programs, world.expectation, only_mlp);
-
-  EXPECT_DOUBLE_EQ(timing.makespan_seconds, 3.0 * (micro_batches + ranks - 1));
-  EXPECT_NEAR(timing.bubble_share, (ranks - 1.0) / (micro_batches + ranks - 1), 1e-12);
-}
-
-TEST(ProgramTime, RefusesProgramsThatDoNotEnd) {
-  const std::vector<StepProgram> programs = {{talk(Collective::recv, 1)}, {talk(Collective::recv, 0)}};
-  EXPECT_THROW((void)time_programs(programs, ranks_of_one_group(2), seconds), ContractError);
 }
 
 }  // namespace

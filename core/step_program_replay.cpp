@@ -37,7 +37,11 @@ class Replay {
         next_(programs.size(), 0),
         clock_(programs.size(), 0),
         busy_(programs.size(), 0),
-        runnable_(programs.size(), true) {}
+        exposed_(programs.size(), 0),
+        runnable_(programs.size(), true),
+        issued_(programs.size(), -1) {
+    for (const StepProgram& program : programs) ends_.emplace_back(program.size(), kUnderWay);
+  }
 
   Problems run() {
     bool moved = true;
@@ -49,13 +53,20 @@ class Replay {
         while (next_[index(rank)] < programs_[index(rank)].size() && step(rank)) moved = true;
       }
     }
-    if (!stuck()) unread();
+    if (stuck()) return std::move(problems_);
+    unread();
+    for (int rank = 0; rank < ranks(); ++rank) {
+      for (int id = 0; id < std::ssize(programs_[index(rank)]); ++id) {
+        if (is_in_background(rank, id)) wait_until(rank, ends_[index(rank)][index(id)]);
+      }
+    }
     return std::move(problems_);
   }
 
   [[nodiscard]] ProgramTiming timing() const {
     ProgramTiming timing;
     timing.busy_seconds = busy_;
+    timing.exposed_seconds = exposed_;
     double busy = 0;
     for (int rank = 0; rank < ranks(); ++rank) {
       timing.makespan_seconds = std::max(timing.makespan_seconds, clock_[index(rank)]);
@@ -70,6 +81,18 @@ class Replay {
     const Operation* operation;
     double sent_at;
   };
+  // A collective that a rank has come to.
+  struct Issue {
+    int id;
+    double at;
+  };
+  // One group of an axis: what its ranks have issued and is not complete, in their order.
+  struct Group {
+    std::vector<int> members;
+    std::map<int, std::deque<Issue>> issues;  // by rank
+    double free_at = 0;                       // all before is complete
+  };
+  static constexpr double kUnderWay = -1;
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   [[nodiscard]] int ranks() const { return static_cast<int>(programs_.size()); }
@@ -84,24 +107,26 @@ class Replay {
     runnable_[index(rank)] = true;
   }
 
-  const std::vector<int>& group(GroupAxis axis, int rank) {
-    const auto [found, fresh] = groups_.try_emplace({axis, rank});
+  Group& group(GroupAxis axis, int rank) {
+    const auto [known, fresh] = group_of_.try_emplace({axis, rank});
     if (fresh) {
-      found->second = expectation_.group(axis, rank);
-      bool member = false;
-      for (const int other : found->second) {
-        member |= other == rank;
+      const std::vector<int> members = expectation_.group(axis, rank);
+      for (const int other : members) {
         TANDEM_CHECK(other >= 0 && other < ranks(),
                      fmt::format("the {} group of rank {} names rank {}", name(axis), rank, other));
       }
+      const bool member = std::find(members.begin(), members.end(), rank) != members.end();
       TANDEM_CHECK(member, fmt::format("rank {} is not in its own {} group", rank, name(axis)));
+      known->second = &groups_[{axis, members}];
+      known->second->members = members;
     }
-    return found->second;
+    return *known->second;
   }
 
   // Runs the next operation of a rank if it can; false where it must wait.
   bool step(int rank) {
     const Operation& op = *current(rank);
+    if (!wait_for_background(rank, op)) return false;
     if (op.kind != OpKind::communicate) {
       if (op.kind == OpKind::compute || op.kind == OpKind::optimizer) {
         const double seconds = duration(op);
@@ -114,6 +139,36 @@ class Replay {
     if (op.collective == Collective::send) return send(rank, op);
     if (op.collective == Collective::recv) return receive(rank, op);
     return collective(rank, op);
+  }
+
+  [[nodiscard]] bool is_in_background(int rank, int id) const {
+    const Operation& op = programs_[index(rank)][index(id)];
+    return op.background && op.kind == OpKind::communicate && op.collective != Collective::send &&
+           op.collective != Collective::recv;
+  }
+
+  void wait_until(int rank, double time) {
+    const double waited = std::max(0.0, time - clock_[index(rank)]);
+    clock_[index(rank)] += waited;
+    exposed_[index(rank)] += waited;
+  }
+
+  // The first operation in the background that `op` names and that is not complete; -1: none.
+  [[nodiscard]] int unfinished_before(int rank, const Operation& op) const {
+    for (const OperationId before : op.after) {
+      const bool legal = before >= 0 && index(before) < next_[index(rank)];
+      if (legal && is_in_background(rank, before) && ends_[index(rank)][index(before)] == kUnderWay) return before;
+    }
+    return -1;
+  }
+
+  bool wait_for_background(int rank, const Operation& op) {
+    if (unfinished_before(rank, op) >= 0) return false;
+    for (const OperationId before : op.after) {
+      const bool legal = before >= 0 && index(before) < next_[index(rank)];
+      if (legal && is_in_background(rank, before)) wait_until(rank, ends_[index(rank)][index(before)]);
+    }
+    return true;
   }
 
   bool send(int rank, const Operation& op) {
@@ -136,36 +191,53 @@ class Replay {
       disagreement({op.peer, rank}, fmt::format("rank {}: {} of {} bytes meets {} of {} bytes of rank {}", rank, to_string(op),
                                                 op.bytes, to_string(*message.operation), message.operation->bytes, op.peer));
     }
-    clock_[index(rank)] = std::max(clock_[index(rank)], message.sent_at + duration(op));
+    wait_until(rank, message.sent_at + duration(op));
     advance(rank);
     return true;
   }
 
   bool collective(int rank, const Operation& op) {
-    const std::vector<int>& members = group(op.axis, rank);
-    double start = 0;
-    for (const int member : members) {
-      const Operation* other = current(member);
-      const bool here = other != nullptr && other->kind == OpKind::communicate && other->axis == op.axis &&
-                        other->collective != Collective::send && other->collective != Collective::recv;
-      if (!here) return false;
-      start = std::max(start, clock_[index(member)]);
+    const int id = static_cast<int>(next_[index(rank)]);
+    if (issued_[index(rank)] != id) {
+      issued_[index(rank)] = id;
+      Group& ranks_here = group(op.axis, rank);
+      ranks_here.issues[rank].push_back({id, clock_[index(rank)]});
+      carry_out(op.axis, ranks_here);
     }
-    const int first = members.front();
-    const Operation& leading = *current(first);
-    for (const int member : members) {
-      const Operation& other = *current(member);
-      if (!agree(leading, other)) {
+    if (!op.background) {
+      const double end = ends_[index(rank)][index(id)];
+      if (end == kUnderWay) return false;
+      wait_until(rank, end);
+    }
+    advance(rank);
+    return true;
+  }
+
+  // All that every rank of a group has issued, one after the other.
+  void carry_out(GroupAxis axis, Group& ranks_here) {
+    const auto issue_of = [&](int member) { return ranks_here.issues[member].front(); };
+    const auto operation = [&](int member) -> const Operation& { return programs_[index(member)][index(issue_of(member).id)]; };
+    const auto ready = [&](int member) { return !ranks_here.issues[member].empty(); };
+    while (std::all_of(ranks_here.members.begin(), ranks_here.members.end(), ready)) {
+      const int first = ranks_here.members.front();
+      const Operation& leading = operation(first);
+      double start = ranks_here.free_at;
+      for (const int member : ranks_here.members) {
+        const Operation& other = operation(member);
+        start = std::max(start, issue_of(member).at);
+        if (agree(leading, other)) continue;
         disagreement({first, member},
-                     fmt::format("{} group of rank {}: rank {} is at {} of {} bytes, rank {} at {} of {}", name(op.axis), first,
+                     fmt::format("{} group of rank {}: rank {} is at {} of {} bytes, rank {} at {} of {}", name(axis), first,
                                  first, to_string(leading), leading.bytes, member, to_string(other), other.bytes));
       }
+      for (const int member : ranks_here.members) {
+        const double end = start + duration(operation(member));
+        ranks_here.free_at = std::max(ranks_here.free_at, end);
+        ends_[index(member)][index(issue_of(member).id)] = end;
+        ranks_here.issues[member].pop_front();
+        runnable_[index(member)] = true;
+      }
     }
-    for (const int member : members) {
-      clock_[index(member)] = start + duration(*current(member));
-      advance(member);
-    }
-    return true;
   }
 
   // Once two ranks are out of step, what follows says nothing new about them.
@@ -175,11 +247,20 @@ class Replay {
 
   bool stuck() {
     std::string text;
+    const auto add = [&](const std::string& more) { text += (text.empty() ? "" : "; ") + more; };
     for (int rank = 0; rank < ranks(); ++rank) {
       const Operation* op = current(rank);
       if (op == nullptr) continue;
-      text += fmt::format("{}rank {} is stuck at {} (operation {})", text.empty() ? "" : "; ", rank, to_string(*op),
-                          next_[index(rank)]);
+      add(fmt::format("rank {} is stuck at {} (operation {})", rank, to_string(*op), next_[index(rank)]));
+      const int before = unfinished_before(rank, *op);
+      if (before >= 0) text += fmt::format(", which waits for {}", to_string(programs_[index(rank)][index(before)]));
+    }
+    for (const auto& [place, ranks_here] : groups_) {
+      for (const auto& [rank, issues] : ranks_here.issues) {
+        if (issues.empty() || current(rank) != nullptr) continue;
+        const Operation& op = programs_[index(rank)][index(issues.front().id)];
+        add(fmt::format("{} of rank {} is never complete", to_string(op), rank));
+      }
     }
     if (text.empty()) return false;
     for (int rank = 0; rank < ranks(); ++rank) {
@@ -201,9 +282,12 @@ class Replay {
   const ProgramExpectation& expectation_;
   const Seconds* seconds_;
   std::vector<std::size_t> next_;
-  std::vector<double> clock_, busy_;
+  std::vector<double> clock_, busy_, exposed_;
   std::vector<bool> runnable_;
-  std::map<std::pair<GroupAxis, int>, std::vector<int>> groups_;
+  std::vector<int> issued_;                // the last collective that a rank has come to
+  std::vector<std::vector<double>> ends_;  // [ranks, operations] when a collective is complete
+  std::map<std::pair<GroupAxis, std::vector<int>>, Group> groups_;
+  std::map<std::pair<GroupAxis, int>, Group*> group_of_;         // by rank
   std::map<std::pair<int, int>, std::deque<Message>> messages_;  // (sender, receiver)
   std::map<std::pair<int, int>, int> disagree_;
   Problems problems_;
@@ -218,50 +302,6 @@ void check_communication(const std::vector<StepProgram>& programs, const Program
 }  // namespace tandem::step_program_check
 
 namespace tandem {
-
-namespace {
-
-// Parts of a reduce-scatter or an all-gather may be uneven: all ranks together send b (n - 1) bytes to the last one.
-std::int64_t share_of_wire(const Operation& op, const std::vector<int>& group, int rank) {
-  const auto n = static_cast<std::int64_t>(group.size());
-  if (op.collective != Collective::reduce_scatter && op.collective != Collective::all_gather) {
-    return bytes_on_wire(op, static_cast<int>(n));
-  }
-  const std::int64_t place = std::find(group.begin(), group.end(), rank) - group.begin();
-  return balanced_part(op.bytes * (n - 1), n, place).size();
-}
-
-}  // namespace
-
-ProgramFacts check_programs(const std::vector<StepProgram>& programs, const ProgramExpectation& expectation) {
-  using namespace step_program_check;
-  TANDEM_CHECK(programs.size() == expectation.ranks.size(),
-               fmt::format("{} programs, but {} ranks are expected", programs.size(), expectation.ranks.size()));
-  ProgramFacts facts;
-  for (int rank = 0; rank < std::ssize(programs); ++rank) {
-    const StepProgram& program = programs[static_cast<std::size_t>(rank)];
-    check_work(program, rank, expectation, facts.problems);
-    check_gradients(program, rank, expectation, facts.problems);
-    check_zero(program, rank, expectation, facts.problems);
-    const MemoryFacts memory = check_memory(program, rank, facts.problems);
-    facts.peak_bytes = std::max(facts.peak_bytes, memory.peak_bytes);
-    for (std::size_t i = 0; i < kMemoryCategories; ++i) {
-      facts.peak_bytes_by_category[i] = std::max(facts.peak_bytes_by_category[i], memory.peak_bytes_by_category[i]);
-    }
-    facts.peak_in_flight.push_back(memory.peak_in_flight);
-    std::map<GroupAxis, std::vector<int>> groups;
-    for (const Operation& op : program) {
-      facts.flops += op.flops;
-      if (op.kind != OpKind::communicate) continue;
-      if (op.purpose == Purpose::gradient) facts.gradient_bytes += op.bytes;
-      const auto [group, fresh] = groups.try_emplace(op.axis);
-      if (fresh) group->second = expectation.group(op.axis, rank);
-      facts.wire_bytes[static_cast<std::size_t>(op.purpose)] += share_of_wire(op, group->second, rank);
-    }
-  }
-  check_communication(programs, expectation, facts.problems);
-  return facts;
-}
 
 ProgramTiming time_programs(const std::vector<StepProgram>& programs, const ProgramExpectation& expectation,
                             const std::function<double(const Operation&)>& seconds) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
 #include <numeric>
+#include <optional>
 
 #include <gtest/gtest.h>
 
@@ -56,8 +57,8 @@ class Maker {
     for (int chunk = shape_.chunks - 1; chunk >= 0; --chunk) {
       for (auto layer = static_cast<int>(layers(chunk).end) - 1; layer >= layers(chunk).begin; --layer)
         sources.push_back({layer});
-      if (stage(chunk) == 0) outside.push_back(-1);
-      if (stage(chunk) == layout_.stages() - 1) outside.push_back(-2);
+      if (stage(chunk) == 0) outside.push_back(kEmbeddingSource);
+      if (stage(chunk) == layout_.stages() - 1) outside.push_back(kHeadSource);
     }
     if (!outside.empty()) sources.push_back(outside);
     return sources;
@@ -172,7 +173,15 @@ class Maker {
     message(Collective::send, Phase::backward_input, s - 1, s - 1, chunk, mb);
   }
 
-  // Dependencies are declared for gradients alone: of each bucket on its own weight parts.
+  // Of the gradient that an operation adds to.
+  static std::optional<int> source_of(const Operation& op) {
+    if (op.kind != OpKind::compute) return std::nullopt;
+    if (op.part == Part::head_loss) return kHeadSource;
+    if (op.phase != Phase::backward_weight || op.part == Part::head_norm) return std::nullopt;
+    return op.layer >= 0 ? op.layer : kEmbeddingSource;
+  }
+
+  // Dependencies are declared for gradients alone: of each bucket on what adds to it.
   void end_of_step() {
     std::vector<OperationId> ready;
     const auto sources = bucket_sources();
@@ -180,9 +189,8 @@ class Maker {
       std::vector<OperationId> after;
       for (OperationId i = 0; i < std::ssize(program_); ++i) {
         const Operation& op = program_[static_cast<std::size_t>(i)];
-        if (op.kind != OpKind::compute || op.phase != Phase::backward_weight) continue;
-        const int source = op.layer >= 0 ? op.layer : op.part == Part::embedding ? -1 : -2;
-        if (std::count(sources[bucket].begin(), sources[bucket].end(), source) > 0) after.push_back(i);
+        const std::optional<int> source = source_of(op);
+        if (source && std::count(sources[bucket].begin(), sources[bucket].end(), *source) > 0) after.push_back(i);
       }
       Operation& op = push(OpKind::communicate, 0, -1);
       op.axis = GroupAxis::gradient;

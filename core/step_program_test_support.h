@@ -44,6 +44,12 @@ inline constexpr std::int64_t kParameterBytes = 500;  // of each bucket
 [[nodiscard]] World make_zero_world(const WorldShape& shape, int stage);
 /// Makes every operation wait for the one before it, as in make_zero_world.
 void chain(StepProgram& program);
+/// The same, stage 0 too, with every gradient bucket reduced in the background right behind the last operation that adds to it
+/// and, in stage 3, parameters gathered in the background. Freed gradients are freed late.
+[[nodiscard]] World make_overlapped_world(const WorldShape& shape, int stage);
+/// Makes every operation wait for the last one before it that is not in the background, and those that need what goes on there
+/// for it: the free of gradients or else the norm for a reduction, the first reader for a gather.
+void chain_overlapped(StepProgram& program, const RankExpectation& expected);
 
 using Wanted = std::function<bool(const Operation&)>;
 /// Index of the first operation that is wanted; the test fails where there is none.

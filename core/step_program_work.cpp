@@ -10,34 +10,6 @@
 namespace tandem::step_program_check {
 namespace {
 
-// A part that runs in a chunk, in the order of forward.
-struct Step {
-  Part part;
-  int layer = -1;
-  int piece = 0;
-};
-
-std::vector<Step> block_steps(const RankExpectation& expectation, int layer, Phase phase) {
-  std::vector<Step> tail = {{Part::attention_out, layer}, {Part::attention_merge, layer}, {Part::norm_2, layer}};
-  if (expectation.experts) {
-    for (const Part part : {Part::router, Part::dispatch, Part::experts, Part::combine}) tail.push_back({part, layer});
-  } else {
-    tail.push_back({Part::mlp, layer});
-  }
-  tail.push_back({Part::mlp_merge, layer});
-  std::vector<Step> core;
-  for (int piece = 0; piece < expectation.ring_steps; ++piece) core.push_back({Part::attention_core, layer, piece});
-  std::vector<Step> head = {{Part::norm_1, layer}, {Part::attention_in, layer}};
-  if (phase != Phase::forward) {
-    std::reverse(head.begin(), head.end());
-    std::reverse(tail.begin(), tail.end());
-    std::swap(head, tail);
-  }
-  head.insert(head.end(), core.begin(), core.end());
-  head.insert(head.end(), tail.begin(), tail.end());
-  return head;
-}
-
 class WorkChecker {
  public:
   WorkChecker(const StepProgram& program, int rank, const ProgramExpectation& expectation, Problems& problems)
@@ -150,10 +122,17 @@ class WorkChecker {
   // Positions of the steps, checked to ascend; what is missing is left out.
   std::vector<int> sequence(Phase phase, const std::vector<Step>& steps, int chunk, int micro_batch) {
     std::vector<int> positions;
-    for (const Step& step : steps) {
-      const int position = only(phase, step, chunk, micro_batch);
+    std::vector<int> pieces;  // of a product that is taken up as a whole
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const int position = only(phase, steps[i], chunk, micro_batch);
       if (position < 0) continue;
-      if (!positions.empty()) follows(positions.back(), position);
+      const bool goes_on = steps[i].summed_later && steps[i].piece > 0;
+      if (!positions.empty()) in_order(positions.back(), position);
+      if (!goes_on) {
+        for (const int piece : pieces) next_[piece] = position;
+        pieces.clear();
+      }
+      pieces.push_back(position);
       positions.push_back(position);
     }
     return positions;
@@ -177,7 +156,7 @@ class WorkChecker {
     if (work_.contains(work_key(work(Phase::forward, {Part::message}, chunk, micro_batch)))) steps = {{Part::message}};
     const Interval layers = mine_.chunk_layers[static_cast<std::size_t>(chunk)];
     for (auto layer = static_cast<int>(layers.begin); layer < layers.end; ++layer) {
-      for (const Step& step : block_steps(mine_, layer, Phase::forward)) steps.push_back(step);
+      for (const Step& step : block_steps(mine_, layer, Phase::forward, micro_batch)) steps.push_back(step);
     }
     if (chunk == mine_.head_chunk) {
       steps.push_back({Part::head_norm});
@@ -208,7 +187,7 @@ class WorkChecker {
     }
     const Interval layers = mine_.chunk_layers[static_cast<std::size_t>(chunk)];
     for (auto layer = static_cast<int>(layers.end) - 1; layer >= layers.begin; --layer) {
-      continue_backward(block_steps(mine_, layer, Phase::backward_input));
+      continue_backward(block_steps(mine_, layer, Phase::backward_input, micro_batch));
       weight({Part::block, layer});
     }
     if (chunk == mine_.embedding_chunk) {
@@ -282,16 +261,40 @@ class WorkChecker {
       const auto found = work_.find(work_key(op));
       if (op.part == Part::head_loss && op.chunk == mine_.head_chunk && op.micro_batch >= 0 &&
           op.micro_batch < mine_.micro_batches) {
-        in_order(span(op.chunk, op.micro_batch).forward_last, i);
-        in_order(i, span(op.chunk, op.micro_batch).backward_first);
+        between(span(op.chunk, op.micro_batch).forward_last, i, span(op.chunk, op.micro_batch).backward_first);
       } else if (found == work_.end() || found->second.count == 0) {
         problem(fmt::format("{} sends the result of no part of this rank", to_string(op)));
       } else {
-        in_order(found->second.first, i);
-        const auto next = next_.find(found->second.first);
-        if (next != next_.end()) in_order(i, next->second);
+        between(found->second.first, i, taken_up_by(found->second.first, i));
       }
     }
+  }
+
+  // The part that needs the result of `part`; -1: none is known. What is computed again may end early, and in any part.
+  [[nodiscard]] int taken_up_by(int part, int communication) const {
+    const auto next = next_.find(part);
+    if (next != next_.end()) return next->second;
+    const Operation& op = at(communication);
+    if (op.phase != Phase::recompute || !op.background) return -1;
+    for (int later = communication + 1; later < std::ssize(program_); ++later) {
+      const Operation& other = at(later);
+      const bool same_pass = other.phase == op.phase && other.chunk == op.chunk && other.micro_batch == op.micro_batch;
+      if (is_work(other) && same_pass && (other.part != op.part || other.layer != op.layer)) return later;
+    }
+    return -1;
+  }
+
+  // A rank goes on while its communication in the background does: there the place in the program says nothing.
+  void between(int part, int communication, int next) {
+    in_order(part, communication);
+    in_order(communication, next);
+    if (!at(communication).background) return;
+    const auto waits = [&](int later, int earlier) {
+      if (later < earlier || waits_for(program_, later, earlier)) return;
+      problem(fmt::format("{} does not wait for {}", to_string(at(later)), to_string(at(earlier))));
+    };
+    if (part >= 0) waits(communication, part);
+    if (next >= 0) waits(next, communication);
   }
 
   void unexpected() {
@@ -316,32 +319,6 @@ class WorkChecker {
 };
 
 }  // namespace
-
-int StageMap::stages(int rank) const {
-  int count = 0;
-  for (const int member : expectation_.group(GroupAxis::pipeline, rank)) {
-    count += static_cast<int>(expectation_.ranks.at(static_cast<std::size_t>(member)).chunk_layers.size());
-  }
-  return count;
-}
-
-int StageMap::stage_of(int rank, int chunk) const {
-  const std::vector<int>& given = expectation_.ranks.at(static_cast<std::size_t>(rank)).chunk_stages;
-  if (!given.empty()) return given.at(static_cast<std::size_t>(chunk));
-  const std::vector<int> group = expectation_.group(GroupAxis::pipeline, rank);
-  const auto place = std::find(group.begin(), group.end(), rank) - group.begin();
-  return chunk * static_cast<int>(group.size()) + static_cast<int>(place);
-}
-
-int StageMap::holder(int rank, int stage) const {
-  for (const int member : expectation_.group(GroupAxis::pipeline, rank)) {
-    const auto chunks = static_cast<int>(expectation_.ranks.at(static_cast<std::size_t>(member)).chunk_layers.size());
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      if (stage_of(member, chunk) == stage) return member;
-    }
-  }
-  return -1;
-}
 
 void check_work(const StepProgram& program, int rank, const ProgramExpectation& expectation, Problems& problems) {
   WorkChecker(program, rank, expectation, problems).run();

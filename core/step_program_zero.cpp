@@ -8,38 +8,6 @@
 namespace tandem::step_program_check {
 namespace {
 
-// Where a compute operation reads parameters or adds to gradients, as RankExpectation::bucket_sources counts.
-using Sources = std::vector<int>;
-
-Sources reads(const Operation& op) {
-  if (op.phase == Phase::backward_weight) return {};
-  const auto in_forward = [&](int source) { return op.phase == Phase::forward ? Sources{source} : Sources{}; };
-  switch (op.part) {
-    case Part::embedding_lookup: return in_forward(kEmbeddingSource);
-    case Part::embedding: return in_forward(kPositionSource);
-    case Part::head_logits:
-    case Part::head_loss: return in_forward(kHeadSource);
-    case Part::head_norm: return {kFinalNormSource};
-    case Part::attention_core:
-    case Part::dispatch:
-    case Part::block:
-    case Part::message: return {};
-    default: return {op.layer};
-  }
-}
-
-Sources adds(const Operation& op) {
-  if (op.part == Part::head_loss && op.phase == Phase::forward) return {kHeadSource};
-  if (op.phase != Phase::backward_weight) return {};
-  switch (op.part) {
-    case Part::embedding_lookup: return {kEmbeddingSource};
-    case Part::embedding: return {kEmbeddingSource, kPositionSource};
-    case Part::head_norm: return {kFinalNormSource};
-    case Part::block: return {op.layer};
-    default: return {};
-  }
-}
-
 class ZeroChecker {
  public:
   ZeroChecker(const StepProgram& program, int rank, const ProgramExpectation& expectation, Problems& problems)
@@ -206,6 +174,10 @@ class ZeroChecker {
       if (parameters.allocated >= 0) problem(fmt::format("{} after {}", to_string(op), to_string(at(parameters.allocated))));
       parameters = {.allocated = index};
     } else {
+      // What is still being written cannot be given back, whether anybody has read it or not.
+      if (parameters.gathered >= 0 && !parameters.reported && !waits_for(program_, index, parameters.gathered)) {
+        problem(fmt::format("{} does not wait for {}", to_string(op), to_string(at(parameters.gathered))));
+      }
       parameters = {};
     }
   }
@@ -250,23 +222,6 @@ class ZeroChecker {
 };
 
 }  // namespace
-
-bool waits_for(const StepProgram& program, int later, int earlier) {
-  std::vector<bool> seen(static_cast<std::size_t>(std::max(0, later - earlier)), false);
-  std::vector<int> open = {later};
-  while (!open.empty()) {
-    const int index = open.back();
-    open.pop_back();
-    for (const OperationId before : program[static_cast<std::size_t>(index)].after) {
-      if (before == earlier) return true;
-      // What lies before `earlier` cannot wait for it.
-      if (before < earlier || before >= index || seen[static_cast<std::size_t>(before - earlier)]) continue;
-      seen[static_cast<std::size_t>(before - earlier)] = true;
-      open.push_back(before);
-    }
-  }
-  return false;
-}
 
 void check_zero(const StepProgram& program, int rank, const ProgramExpectation& expectation, Problems& problems) {
   if (expectation.ranks[static_cast<std::size_t>(rank)].zero_stage > 0) ZeroChecker(program, rank, expectation, problems).run();

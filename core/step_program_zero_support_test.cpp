@@ -153,7 +153,90 @@ class Dealer {
   std::map<int, std::vector<Operation>> before_, after_;  // index in the program without ZeRO
 };
 
+bool shares(const std::vector<int>& sources, const std::vector<int>& others) {
+  return std::find_first_of(sources.begin(), sources.end(), others.begin(), others.end()) != sources.end();
+}
+
+bool is_sum_of_bucket(const Operation& op) {
+  return op.kind == OpKind::communicate && op.purpose == Purpose::gradient && op.bucket >= 0;
+}
+
+// Takes the frees of gradients away from their reductions: to where they are allocated again, or to the norm.
+void free_late(StepProgram& program) {
+  StepProgram late;
+  std::map<int, Operation> waiting;  // by bucket
+  for (const Operation& op : program) {
+    const bool gradients = op.category == MemoryCategory::gradients;
+    if (op.kind == OpKind::free && gradients) {
+      waiting.emplace(op.bucket, op);
+      continue;
+    }
+    for (auto free = waiting.begin(); free != waiting.end();) {
+      const bool now = op.kind == OpKind::gradient_norm || (op.kind == OpKind::allocate && gradients && op.bucket == free->first);
+      if (now) late.push_back(free->second);
+      free = now ? waiting.erase(free) : std::next(free);
+    }
+    late.push_back(op);
+  }
+  program = std::move(late);
+}
+
+void reduce_early(StepProgram& program, const RankExpectation& expected) {
+  StepProgram sums;
+  for (const Operation& op : program) {
+    if (is_sum_of_bucket(op)) sums.push_back(op);
+  }
+  std::erase_if(program, is_sum_of_bucket);
+  for (const Operation& sum : sums) {
+    std::size_t behind = 0;
+    for (std::size_t i = 0; i < program.size(); ++i) {
+      if (shares(added_sources(program[i]), expected.bucket_sources[static_cast<std::size_t>(sum.bucket)])) behind = i;
+    }
+    program.insert(program.begin() + static_cast<std::ptrdiff_t>(behind) + 1, sum);
+  }
+}
+
 }  // namespace
+
+World make_overlapped_world(const WorldShape& shape, int stage) {
+  World world = stage == 0 ? make_world(shape) : make_zero_world(shape, stage);
+  for (std::size_t rank = 0; rank < world.programs.size(); ++rank) {
+    StepProgram& program = world.programs[rank];
+    stage < 2 ? reduce_early(program, world.expectation.ranks[rank]) : free_late(program);
+    for (Operation& op : program) {
+      const bool gather = stage == 3 && op.kind == OpKind::communicate && op.purpose == Purpose::parameter;
+      op.background = is_sum_of_bucket(op) || gather;
+    }
+    chain_overlapped(program, world.expectation.ranks[rank]);
+  }
+  return world;
+}
+
+void chain_overlapped(StepProgram& program, const RankExpectation& expected) {
+  OperationId foreground = -1;
+  std::map<int, OperationId> reducing, gathering;  // by bucket
+  for (OperationId i = 0; i < std::ssize(program); ++i) {
+    Operation& op = program[static_cast<std::size_t>(i)];
+    op.after.clear();
+    if (foreground >= 0) op.after.push_back(foreground);
+    for (auto gather = gathering.begin(); gather != gathering.end();) {
+      const auto bucket = static_cast<std::size_t>(gather->first);
+      const bool experts = !expected.bucket_is_expert.empty() && expected.bucket_is_expert[bucket];
+      const bool reads = shares(read_sources(op), expected.bucket_sources[bucket]) && experts == (op.part == Part::experts);
+      if (reads) op.after.push_back(gather->second);
+      gather = reads ? gathering.erase(gather) : std::next(gather);
+    }
+    for (auto sum = reducing.begin(); sum != reducing.end();) {
+      const bool frees = op.kind == OpKind::free && op.category == MemoryCategory::gradients && op.bucket == sum->first;
+      const bool needs = frees || op.kind == OpKind::gradient_norm;
+      if (needs) op.after.push_back(sum->second);
+      sum = needs ? reducing.erase(sum) : std::next(sum);
+    }
+    if (!op.background) foreground = i;
+    if (op.background && op.purpose == Purpose::gradient) reducing[op.bucket] = i;
+    if (op.background && op.purpose == Purpose::parameter) gathering[op.bucket] = i;
+  }
+}
 
 World make_zero_world(const WorldShape& shape, int stage) {
   World world = make_world(shape);

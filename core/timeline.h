@@ -41,6 +41,12 @@ struct Span {
   std::int64_t end_ns = 0;
 };
 
+/// For core/io/binary.h.
+template <class Archive>
+void serialize(Archive& archive, Span& span) {
+  archive(span.name, span.activity, span.purpose, span.lane, span.bytes, span.step, span.begin_ns, span.end_ns);
+}
+
 /// Spans of one rank, in order of their end. Plain data: recorded by the engine, judged by the harness. Thread-safe
 /// (compute and communication threads of the rank both record).
 class Timeline {

@@ -11,6 +11,7 @@
 #include "core/model_config.h"
 #include "core/pitfall.h"
 #include "core/plan.h"
+#include "core/world_settings.h"
 #include "harness/evidence.h"
 #include "harness/localisation.h"
 
@@ -32,7 +33,7 @@ struct RunContext {
   /// Measured matrix-product peak of this machine with 1, 2, ... threads; empty: not measured, shares of peak are left out.
   std::vector<double> peak_flops_by_threads;
   std::string backend = "cpu";
-  std::string transport = "threads";
+  WorldSettings world;
 };
 
 /// What a case hands to the judge. `truth` is the double reference, `yardstick` the reference in the candidate's precision (its

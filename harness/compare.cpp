@@ -28,6 +28,7 @@ std::string obstacle(const Environment& a, const Environment& b) {
   if (!b.pitfalls.empty()) return fmt::format("B was made with pitfalls on: {}", fmt::join(b.pitfalls, ", "));
   if (a.backend != b.backend) return fmt::format("other backend: {}, {}", a.backend, b.backend);
   if (a.link != b.link) return fmt::format("other link: {}, {}", a.link, b.link);
+  if (a.adversary != b.adversary) return fmt::format("other adversary: {}, {}", a.adversary, b.adversary);
   return {};
 }
 
@@ -53,6 +54,7 @@ std::vector<std::string> differences(const Environment& a, const Environment& b)
   note("cpu", a.cpu, b.cpu);
   note("usable cores", fmt::to_string(a.usable_cores), fmt::to_string(b.usable_cores));
   note("transport", a.transport, b.transport);
+  note("algorithm of collectives", a.algorithm, b.algorithm);
   note("build", a.build_type, b.build_type);
   note("compiler", a.compiler, b.compiler);
   note("commit", commit(a), commit(b));

@@ -117,6 +117,7 @@ TEST(Compare, CallsDifferentThingsNotComparable) {
   EXPECT_EQ(reason([](ResultFile& b) { b.cases[0].model.layers = 9; }), "model.layers differs");
   EXPECT_TRUE(has(reason([](ResultFile& b) { b.environment.backend = "cuda"; }), "other backend"));
   EXPECT_TRUE(has(reason([](ResultFile& b) { b.environment.link = "10GbE"; }), "other link"));
+  EXPECT_TRUE(has(reason([](ResultFile& b) { b.environment.adversary = "3"; }), "other adversary"));
   EXPECT_TRUE(has(reason([](ResultFile& b) { b.environment.pitfalls = {"bound_widened"}; }), "B was made with pitfalls on"));
   EXPECT_TRUE(
       has(reason([](ResultFile& b) { b.cases[0].measurements->step_seconds.samples.resize(4); }), "4 samples; at least 5"));

@@ -70,8 +70,10 @@ Environment collect_environment(const RunContext& context, const EnvironmentInpu
   environment.git_commit = build_info::kGitCommit;
   environment.git_dirty = build_info::kGitDirty;
   environment.backend = context.backend;
-  environment.transport = context.transport;
-  environment.link = inputs.link;
+  environment.transport = context.world.transport;
+  if (context.world.link) environment.link = describe(*context.world.link);
+  environment.algorithm = name(context.world.algorithm);
+  if (context.world.adversary) environment.adversary = fmt::to_string(context.world.adversary->seed);
   environment.ranks = inputs.ranks;
   environment.threads_per_rank = context.threads_per_rank;
   environment.seed = context.seed;

@@ -26,8 +26,10 @@ struct Environment {
   std::string git_commit;  ///< "unknown" outside a git checkout
   bool git_dirty = false;
   std::string backend, transport;
-  std::string link = "none";  ///< profile of a shaped link
-  int ranks = 0;              ///< largest number of ranks that a case used
+  std::string link = "none";         ///< shaped link of threads: "pcie-25gbe dilated 10 x"; times measured on it are its own
+  std::string algorithm = "direct";  ///< of collectives over messages
+  std::string adversary = "none";    ///< seed of a transport that delays and reorders; times measured with it say nothing
+  int ranks = 0;                     ///< largest number of ranks that a case used
   int threads_per_rank = 1;
   std::uint64_t seed = 0;
   int repetitions = 0;
@@ -38,7 +40,6 @@ struct Environment {
 struct EnvironmentInputs {
   std::map<std::string, std::string> libraries;
   std::vector<std::string> gpus;
-  std::string link = "none";
   int ranks = 0;
 };
 

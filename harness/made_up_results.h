@@ -46,7 +46,7 @@ inline ResultFile made_up_file(std::vector<CaseResult> cases) {
   ResultFile file;
   RunContext context;
   context.seed = std::numeric_limits<std::uint64_t>::max();
-  file.environment = collect_environment(context, {.libraries = {{"fmt", "9.1.0"}}, .gpus = {}, .link = "none", .ranks = 4});
+  file.environment = collect_environment(context, {.libraries = {{"fmt", "9.1.0"}}, .gpus = {}, .ranks = 4});
   file.cases = std::move(cases);
   return file;
 }

@@ -89,6 +89,35 @@ TEST(ResultFile, SaysWhichPitfallsWereOn) {
   EXPECT_EQ(Json::parse(to_json(file))["environment"]["pitfalls"], Json::parse(R"(["bound_widened"])"));
 }
 
+TEST(ResultFile, SaysOfWhatTheWorldWasMade) {
+  RunContext context;
+  context.world.link.emplace();
+  context.world.link->name = "pcie-25gbe";
+  context.world.link->dilation = 10;
+  context.world.algorithm = CollectiveAlgorithm::ring;
+  context.world.adversary = AdversaryScript{.seed = 3};
+  ResultFile file;
+  file.environment = collect_environment(context, {});
+
+  const Environment read = result_file_from_json(to_json(file), "r.json").environment;
+
+  EXPECT_EQ(read.transport, "threads");
+  EXPECT_EQ(read.link, "pcie-25gbe dilated 10 x");
+  EXPECT_EQ(read.algorithm, "ring");
+  EXPECT_EQ(read.adversary, "3");
+}
+
+TEST(ResultFile, ReadsFilesThatDoNotNameAnAlgorithm) {
+  Json document = Json::parse(to_json(some_file()));
+  document["environment"].erase("algorithm");
+  document["environment"].erase("adversary");
+
+  const Environment read = result_file_from_json(document.dump(), "r.json").environment;
+
+  EXPECT_EQ(read.algorithm, "direct");
+  EXPECT_EQ(read.adversary, "none");
+}
+
 TEST(ResultFile, WritesNumbersThatAreNotFiniteAsNull) {
   ResultFile file = made_up_file({made_up_result("a/b", Status::fail)});
   file.cases[0].verdict.error = std::nan("");

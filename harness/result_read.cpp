@@ -72,6 +72,9 @@ Environment read_environment(const Json& json) {
   environment.backend = json["backend"];
   environment.transport = json["transport"];
   environment.link = json["link"];
+  // Files of before there was a choice.
+  environment.algorithm = json.value("algorithm", environment.algorithm);
+  environment.adversary = json.value("adversary", environment.adversary);
   environment.ranks = json["ranks"];
   environment.threads_per_rank = json["threads_per_rank"];
   environment.seed = json["seed"];

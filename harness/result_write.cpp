@@ -40,6 +40,8 @@ Json environment_json(const ResultFile& file) {
           {"backend", environment.backend},
           {"transport", environment.transport},
           {"link", environment.link},
+          {"algorithm", environment.algorithm},
+          {"adversary", environment.adversary},
           {"ranks", environment.ranks},
           {"threads_per_rank", environment.threads_per_rank},
           {"seed", environment.seed},

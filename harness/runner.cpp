@@ -93,7 +93,9 @@ RunOutcome run_cases(const CaseList& cases, const RunnerOptions& options) {
       break;
     }
     report(entry.name, outcome.results.size());
-    outcome.results.push_back(run_case(entry, options));
+    CaseResult result = run_case(entry, options);
+    if (options.agree) options.agree(result);
+    outcome.results.push_back(std::move(result));
     if (options.on_result) options.on_result(outcome.results.back());
   }
   report("", outcome.results.size());

@@ -39,7 +39,9 @@ struct RunnerOptions {
   RunContext context;
   std::function<void(const RunProgress&)> on_progress;  ///< before each case and after the last; may be empty
   std::function<void(const CaseResult&)> on_result;     ///< after each case; may be empty
-  const std::atomic<bool>* interrupted = nullptr;       ///< borrowed; looked at between cases
+  /// What other processes that run the same cases make of it, before it is kept; what it throws ends the run. May be empty.
+  std::function<void(CaseResult&)> agree;
+  const std::atomic<bool>* interrupted = nullptr;  ///< borrowed; looked at between cases
   bool keep_spans = false;
 };
 

@@ -271,5 +271,29 @@ TEST(Runner, CallsAMeasurementBeyondPhysicsInvalid) {
   EXPECT_FALSE(result.measurements.has_value());
 }
 
+TEST(Runner, KeepsWhatOthersMakeOfACase) {
+  RunnerOptions options;
+  options.agree = [](CaseResult& result) {
+    EXPECT_EQ(result.verdict.status, Status::pass);
+    result.verdict.status = Status::fail;
+  };
+
+  const RunOutcome outcome = run_cases({named("a/b")}, options);
+
+  EXPECT_EQ(count(outcome.results).failed, 1);
+}
+
+TEST(Runner, EndsWhereOthersAreGone) {
+  RunnerOptions options;
+  int cases = 0;
+  options.agree = [&](CaseResult&) {
+    ++cases;
+    throw PeerError(1, "rank 1 died");
+  };
+
+  EXPECT_THROW((void)run_cases({named("a/b"), named("a/c")}, options), PeerError);
+  EXPECT_EQ(cases, 1);
+}
+
 }  // namespace
 }  // namespace tandem

@@ -2,12 +2,10 @@
 #include "suites/bubble.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -15,6 +13,7 @@
 #include "reference/pipeline_schedules.h"
 #include "suites/benefits.h"
 #include "suites/parallel_cases.h"
+#include "suites/timing.h"
 
 namespace tandem {
 namespace {
@@ -27,23 +26,6 @@ double layer_seconds(const Operation& op) {
   const bool ends_layer = (op.phase == Phase::forward && op.part == Part::mlp_merge) ||
                           (op.phase == Phase::backward_input && op.part == Part::norm_1) || op.part == Part::block;
   return ends_layer ? kLayerSeconds : 0.0;
-}
-
-// Why nothing can be timed here and now: threads that sleep are woken late.
-std::optional<std::string> too_busy_to_time() {
-  constexpr int kThreads = 4;
-  constexpr int kSleeps = 5;
-  const std::int64_t begin = Timeline::now_ns();
-  std::vector<std::thread> threads;
-  for (int i = 0; i < kThreads; ++i) {
-    threads.emplace_back([] {
-      for (int sleep = 0; sleep < kSleeps; ++sleep) std::this_thread::sleep_for(std::chrono::duration<double>(kLayerSeconds));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  const double seconds = static_cast<double>(Timeline::now_ns() - begin) * 1e-9;
-  if (seconds < 1.1 * kSleeps * kLayerSeconds) return std::nullopt;
-  return fmt::format("the machine is busy: {} sleeps of {:.0f} ms took {:.0f} ms", kSleeps, 1e3 * kLayerSeconds, 1e3 * seconds);
 }
 
 // Idle share of each measured step: 1 - compute / (ranks * time from its first to its last computation).

@@ -11,6 +11,7 @@
 
 #include "core/io/hash.h"
 #include "core/synthetic_corpus.h"
+#include "optimized/comm/world.h"
 #include "optimized/data_parallel/gradient_sync.h"
 #include "optimized/data_pipeline/text_source.h"
 #include "reference/data_parallel.h"
@@ -231,7 +232,7 @@ Case half_reduction_case(const HalfRange& range) {
     std::vector<double> mean;
     CaseEvidence evidence;
     std::vector<std::uint64_t> inputs(kRanks), replicas(kRanks);
-    run_threads_world({.ranks = kRanks}, [&](Communicator& comm) {
+    run_world({.ranks = kRanks, .settings = context.world}, [&](Communicator& comm) {
       Arena arena({.poison = true, .huge_pages = false});
       const auto kernels = make_cpu_kernels({});
       std::vector<float> values = extreme_gradients(scale, comm.rank(), kElements, context.seed);

@@ -13,10 +13,14 @@
 
 #include "core/io/hash.h"
 #include "harness/measurement.h"
+#include "optimized/comm/exchange.h"
+#include "optimized/comm/world.h"
 #include "optimized/context_parallel/zigzag.h"
 #include "optimized/hybrid_parallel/whole_tensors.h"
 #include "optimized/machine.h"
 #include "suites/benefits.h"
+#include "suites/evidence_bytes.h"
+#include "suites/evidence_collector.h"
 #include "suites/evidence_stage.h"
 #include "suites/one_step.h"
 #include "suites/pair.h"
@@ -30,98 +34,17 @@ constexpr std::chrono::milliseconds kDeadline{20000};
 // Models with fewer are too small for a comparison of bytes.
 constexpr std::int64_t kFewParameters = 4000;
 
-std::uint64_t hash_of(TensorView view) {
-  return hash64({static_cast<const std::byte*>(view.data()), static_cast<std::size_t>(view.size_bytes())});
-}
-
 std::uint64_t input_hash(const Batch& batch) {
   if (batch.rows == 0) return 0;
   const std::uint64_t ids = hash64(std::as_bytes(std::span(batch.ids)));
   return hash64(std::as_bytes(std::span(batch.targets)), ids);
 }
 
-// Where all ranks put what they hold.
-class Collector {
- public:
-  Collector(const PairInputs& inputs, Evidence& evidence) : inputs_(inputs), evidence_(evidence) {}
-
-  void collect(const std::string& stage, int step, const Engine& engine, PartView view) {
-    const std::scoped_lock lock(mutex_);
-    Stage& mine = stages_[stage];
-    mine.step = step;
-    const ParameterStore& store = engine.store();
-    for (const OwnedPart& part : store.parts()) {
-      const ShardSpec& shard = part.shard;
-      const TensorView local = (store.*view)(part);
-      mine.hashes.push_back({shard.global_name, shard.describe_slices(), stage, engine.groups().rank(), hash_of(local)});
-      if (shard.replica_index != 0) continue;
-      std::vector<double>& whole = mine.tensors[shard.global_name];
-      // What no rank holds stays NaN, which no bound lets pass.
-      if (whole.empty()) whole.assign(static_cast<std::size_t>(num_elements(shard.global_shape)), std::nan(""));
-      std::vector<double> values = ParameterStore::values_of(local);
-      // Of the loss, not of the scaled loss.
-      if (view == PartView(&ParameterStore::gradient)) unscale(values, engine);
-      scatter_into(shard, values, whole);
-    }
-    if (view == &ParameterStore::master) add_stored(mine, stage, engine);
-  }
-
-  void finish(std::initializer_list<std::string_view> order) {
-    for (const std::string_view name : order) {
-      Stage& stage = stages_[std::string(name)];
-      std::vector<StageTensor> tensors;
-      for (const ParameterSpec& spec : gpt_parameters(inputs_.model)) {
-        tensors.push_back({spec.name, std::move(stage.tensors[spec.name])});
-      }
-      evidence_.stages.push_back(make_stage(inputs_, name, stage.step, std::move(tensors)));
-      // In the order of the model, whichever rank came first.
-      std::stable_sort(stage.hashes.begin(), stage.hashes.end(),
-                       [&](const ReplicaHash& a, const ReplicaHash& b) { return place(a.tensor) < place(b.tensor); });
-      evidence_.replicas.insert(evidence_.replicas.end(), stage.hashes.begin(), stage.hashes.end());
-    }
-  }
-
- private:
-  static void unscale(std::vector<double>& values, const Engine& engine) {
-    for (double& value : values) value /= engine.loss_scaler().scale();
-  }
-
-  struct Stage;
-  // What this rank computes with, where that is another copy than what it updates: all ranks must have the same.
-  static void add_stored(Stage& mine, const std::string& stage, const Engine& engine) {
-    const ParameterStore& store = engine.store();
-    const int zero = engine.options().plan.zero_stage;
-    if (zero == 3 || (zero == 0 && !store.has_master_copy())) return;
-    for (std::size_t i = 0; i < store.size(); ++i) {
-      const ShardSpec& shard = store.shard(i);
-      mine.hashes.push_back({shard.global_name, shard.describe_slices() + " as stored", stage, engine.groups().rank(),
-                             hash_of(store.parameter(i))});
-    }
-  }
-
-  struct Stage {
-    int step = 0;
-    std::map<std::string, std::vector<double>> tensors;
-    std::vector<ReplicaHash> hashes;
-  };
-  std::size_t place(const std::string& name) {
-    if (places_.empty()) {
-      for (const ParameterSpec& spec : gpt_parameters(inputs_.model)) places_.emplace(spec.name, places_.size());
-    }
-    return places_.at(name);
-  }
-
-  const PairInputs& inputs_;
-  Evidence& evidence_;
-  std::mutex mutex_;
-  std::map<std::string, Stage> stages_;
-  std::map<std::string, std::size_t> places_;
-};
-
 // One rank's part of engine_run().
 class RankRun {
  public:
-  RankRun(const PairInputs& inputs, const RunContext& context, Communicator& comm, Collector& collector, EngineRun& result)
+  RankRun(const PairInputs& inputs, const RunContext& context, Communicator& comm, EvidenceCollector& collector,
+          EngineRun& result)
       : inputs_(inputs),
         comm_(comm),
         collector_(collector),
@@ -134,7 +57,7 @@ class RankRun {
   void run() {
     timeline_.set_enabled(false);
     sgd_step();
-    timeline_.set_enabled(true);
+    timeline_.set_enabled(inputs_.watched);
     if (inputs_.steps > 0) own_steps();
     result_.measured.spans_by_rank[static_cast<std::size_t>(comm_.rank())] = timeline_.spans();
   }
@@ -205,7 +128,7 @@ class RankRun {
 
   const PairInputs& inputs_;
   Communicator& comm_;
-  Collector& collector_;
+  EvidenceCollector& collector_;
   EngineRun& result_;
   PitfallSet pitfalls_;
   std::unique_ptr<Kernels> kernels_;
@@ -246,6 +169,48 @@ void add_predictions(const PairInputs& inputs, const RunContext& context, Measur
                                      facts.wire_bytes[static_cast<std::size_t>(Purpose::activation)];
 }
 
+// What one process has of a run: everything of its own rank, and of rank 0 what is of the whole run.
+struct ProcessPart {
+  EvidenceCollector::Stages stages;
+  EngineRun run;
+};
+
+template <class Archive>
+void serialize(Archive& archive, ProcessPart& part) {
+  EngineRun& run = part.run;
+  archive(part.stages, run.evidence.stages, run.evidence.losses, run.auxiliary_losses, run.kept_assignments,
+          run.dropped_assignments, run.peak_bytes, run.rest_bytes, run.host_bytes, run.rows);
+  Measured& measured = run.measured;
+  archive(measured.spans_by_rank, measured.step_seconds, measured.wall_seconds, measured.tokens_per_step);
+}
+
+// Puts together what the ranks have, where each is a process: afterwards all processes have the same of the whole run.
+void share(const RunContext& context, EngineRun& result, EvidenceCollector& collector) {
+  if (context.world.transport == "threads") return;
+  const std::vector<std::string> parts = all_gather_bytes(context.world, to_bytes(ProcessPart{collector.stages(), result}));
+  collector.clear();
+  for (std::size_t rank = 0; rank < result.rows.size(); ++rank) {
+    auto part = from_bytes<ProcessPart>(parts[rank]);
+    collector.merge(part.stages);
+    EngineRun& theirs = part.run;
+    if (rank == 0) {
+      result.evidence.stages = std::move(theirs.evidence.stages);
+      result.evidence.losses = std::move(theirs.evidence.losses);
+      result.auxiliary_losses = std::move(theirs.auxiliary_losses);
+      result.kept_assignments = std::move(theirs.kept_assignments);
+      result.dropped_assignments = std::move(theirs.dropped_assignments);
+      result.measured.step_seconds = std::move(theirs.measured.step_seconds);
+      result.measured.wall_seconds = theirs.measured.wall_seconds;
+      result.measured.tokens_per_step = theirs.measured.tokens_per_step;
+    }
+    result.measured.spans_by_rank[rank] = std::move(theirs.measured.spans_by_rank[rank]);
+    result.peak_bytes[rank] = theirs.peak_bytes[rank];
+    result.rest_bytes[rank] = theirs.rest_bytes[rank];
+    result.host_bytes[rank] = theirs.host_bytes[rank];
+    result.rows[rank] = std::move(theirs.rows[rank]);
+  }
+}
+
 }  // namespace
 
 EngineRun engine_run(const PairInputs& inputs, const RunContext& context, const std::string& side_suffix) {
@@ -261,9 +226,10 @@ EngineRun engine_run(const PairInputs& inputs, const RunContext& context, const 
   result.rest_bytes.resize(static_cast<std::size_t>(ranks));
   result.host_bytes.resize(static_cast<std::size_t>(ranks));
   result.rows.resize(static_cast<std::size_t>(ranks));
-  Collector collector(inputs, result.evidence);
-  run_threads_world({.ranks = ranks, .deadline = kDeadline},
-                    [&](Communicator& comm) { RankRun(inputs, context, comm, collector, result).run(); });
+  EvidenceCollector collector(inputs, result.evidence);
+  run_world({.ranks = ranks, .deadline = kDeadline, .settings = context.world},
+            [&](Communicator& comm) { RankRun(inputs, context, comm, collector, result).run(); });
+  share(context, result, collector);
   // In order of execution: the norm of step 0 follows its gradients, the series end the record.
   const std::vector<StageEvidence> series = std::exchange(result.evidence.stages, {});
   collector.finish({kInitialParameters, kGradients});
@@ -316,7 +282,11 @@ TraceEntry gradient_entry(const OwnedPart& part, std::int64_t hidden, int rank) 
 }  // namespace
 
 void trace_one_step(const PairInputs& inputs, const RunContext& context, TraceRecorder& trace) {
-  run_threads_world({.ranks = inputs.plan.parallel.world_size(), .deadline = kDeadline}, [&](Communicator& comm) {
+  // On threads whatever the transport: a recorder is no thing to be put together from processes, and what one looks for is the
+  // tensor that goes wrong.
+  WorldSettings settings = context.world;
+  settings.transport = "threads";
+  run_world({.ranks = inputs.plan.parallel.world_size(), .deadline = kDeadline, .settings = settings}, [&](Communicator& comm) {
     Arena arena({.poison = true});
     const auto kernels = make_kernels(inputs.plan, context.pitfalls);
     const double scale = scales_loss(inputs.plan) ? inputs.plan.loss_scale.initial : 1.0;

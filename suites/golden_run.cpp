@@ -5,6 +5,7 @@
 #include <cmath>
 #include <mutex>
 
+#include "optimized/comm/world.h"
 #include "optimized/engine/engine.h"
 #include "optimized/hybrid_parallel/whole_tensors.h"
 #include "optimized/machine.h"
@@ -118,8 +119,8 @@ GoldenRun golden_engine_run(const GoldenSet& set, const TrainingPlan& plan, cons
   require_legal(plan, set.model);
   GoldenRun run;
   Collector collector;
-  run_threads_world({.ranks = plan.parallel.world_size()},
-                    [&](Communicator& comm) { engine_rank(set, plan, pitfalls, comm, collector, run); });
+  run_world({.ranks = plan.parallel.world_size()},
+            [&](Communicator& comm) { engine_rank(set, plan, pitfalls, comm, collector, run); });
   return run;
 }
 

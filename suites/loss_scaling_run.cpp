@@ -10,9 +10,12 @@
 #include <fmt/format.h>
 
 #include "core/io/hash.h"
+#include "optimized/comm/exchange.h"
+#include "optimized/comm/world.h"
 #include "optimized/context_parallel/zigzag.h"
 #include "optimized/hybrid_parallel/whole_tensors.h"
 #include "optimized/machine.h"
+#include "suites/evidence_bytes.h"
 #include "suites/evidence_stage.h"
 #include "suites/one_step.h"
 
@@ -196,6 +199,56 @@ void add_series(const Script& script, ScriptedRun& run) {
 
 }  // namespace
 
+// Found by its argument, outside of the unnamed namespace.
+template <class Archive>
+void serialize(Archive& archive, RankStep& step) {
+  archive(step.step, step.result, step.scaler, step.fp8, step.updates, step.state_hash, step.stale_copies);
+}
+
+namespace {
+
+// Where ranks are processes: what one of them has for itself, and of rank 0 what is of the whole run.
+struct ProcessPart {
+  std::vector<StageEvidence> stages;
+  std::vector<ReplicaHash> replicas;
+  RankStep start;
+  std::vector<RankStep> steps;
+};
+
+template <class Archive>
+void serialize(Archive& archive, ProcessPart& part) {
+  archive(part.stages, part.replicas, part.start, part.steps);
+}
+
+// A script that looks into the engine writes down what it sees in this process, and one that saves wants a folder for all ranks:
+// those run on threads whatever the transport.
+WorldSettings world_of(const Script& script, const RunContext& context) {
+  WorldSettings world = context.world;
+  const bool looks_inside = script.prepare || script.before_step || script.trace || script.gradients;
+  if (looks_inside || !script.load.empty() || !script.save.empty()) world.transport = "threads";
+  return world;
+}
+
+void share(const WorldSettings& world, ScriptedRun& run) {
+  const JobShape job = job_shape(world);
+  if (job.processes == 1) return;
+  const auto own = static_cast<std::size_t>(job.rank);
+  ProcessPart mine{run.evidence.stages, run.evidence.replicas, {}, {}};
+  if (own < run.start.size()) mine.start = run.start[own];
+  if (own < run.start.size()) mine.steps = run.steps[own];
+  const std::vector<std::string> parts = all_gather_bytes(world, to_bytes(mine));
+  run.evidence.replicas.clear();
+  for (std::size_t rank = 0; rank < run.start.size(); ++rank) {
+    auto part = from_bytes<ProcessPart>(parts[rank]);
+    if (rank == 0) run.evidence.stages = std::move(part.stages);
+    run.evidence.replicas.insert(run.evidence.replicas.end(), part.replicas.begin(), part.replicas.end());
+    run.start[rank] = std::move(part.start);
+    run.steps[rank] = std::move(part.steps);
+  }
+}
+
+}  // namespace
+
 std::int64_t ScriptedRun::skipped() const { return steps.front().empty() ? 0 : steps.front().back().scaler.skipped_steps; }
 
 ScriptedRun run_script(const Script& script, const RunContext& context, const std::string& side) {
@@ -208,8 +261,10 @@ ScriptedRun run_script(const Script& script, const RunContext& context, const st
   run.evidence.ranks = ranks;
   run.evidence.input_hashes = input_hashes(script.inputs);
   std::mutex mutex;
-  run_threads_world({.ranks = ranks, .deadline = kDeadline},
-                    [&](Communicator& comm) { RankScript(script, context, comm, run, mutex).run(); });
+  const WorldSettings world = world_of(script, context);
+  run_world({.ranks = ranks, .deadline = kDeadline, .settings = world},
+            [&](Communicator& comm) { RankScript(script, context, comm, run, mutex).run(); });
+  share(world, run);
   add_series(script, run);
   return run;
 }

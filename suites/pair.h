@@ -30,6 +30,7 @@ struct PairInputs {
   bool optimizer_frozen = false;   ///< planted: neither side learns
   /// Time that every operation takes beside its own, spent asleep (Engine); for what more ranks than cores do at once.
   std::function<double(const Operation&)> injected_seconds = {};
+  bool watched = true;  ///< the K steps are recorded on a timeline
 };
 
 /// The reference's record, as the stages that harness/evidence.h lists. `ranks` and `micro_batches`: data parallelism simulated

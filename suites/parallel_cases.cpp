@@ -73,6 +73,7 @@ TrainingPlan plan_of(const ParallelVariant& variant) {
   plan.loss_scale = variant.loss_scale;
   plan.batch = {variant.rows, variant.micro_batches};
   plan.buckets.bucket_bytes = variant.bucket_bytes;
+  plan.overlap = variant.overlap;
   return plan;
 }
 
@@ -131,6 +132,32 @@ Case parallel_case(const std::string& suite, const std::string& name, const Para
     PairInputs inputs = inputs_of(variant, context);
     if (variant.experts > 0) choose_seed(inputs);
     return localise(inputs, context);
+  };
+  return result;
+}
+
+Case twin_case(const std::string& suite, const std::string& name, const std::string& summary, const ParallelVariant& variant,
+               const TwinOf& make_twin, const PropertiesOf& properties) {
+  ParallelVariant twin = variant;
+  make_twin(twin);
+  Case result;
+  const PairInputs shown = inputs_of(variant, {});
+  result.suite = suite;
+  result.name = fmt::format("{}/{}", suite, name);
+  result.summary = fmt::format("{}, {}: {}", describe_layout(shown.plan), shown.plan.precision, summary);
+  result.model = shown.model;
+  result.plan = shown.plan;
+  result.criterion = Criterion::bitwise;
+  result.execute = [variant, twin, properties](const RunContext& context) {
+    const PairInputs inputs = inputs_of(variant, context);
+    CaseEvidence evidence;
+    evidence.truth = engine_run(inputs_of(twin, context), context, " twin").evidence;
+    EngineRun run = engine_run(inputs, context);
+    if (properties) evidence.properties = properties(inputs, run);
+    evidence.properties.push_back(proven_program(inputs));
+    evidence.candidate = std::move(run.evidence);
+    evidence.measured = std::move(run.measured);
+    return evidence;
   };
   return result;
 }

@@ -50,6 +50,7 @@ struct ParallelVariant {
   std::int64_t hidden = 36;
   int heads = 12;
   std::int64_t mlp_hidden = 60;
+  OverlapConfig overlap = {};
 };
 
 [[nodiscard]] GptConfig model_of(const ParallelVariant& variant);
@@ -63,6 +64,13 @@ using PropertiesOf = std::function<std::vector<Property>(const PairInputs&, cons
 /// tensor.
 [[nodiscard]] Case parallel_case(const std::string& suite, const std::string& name, const ParallelVariant& variant,
                                  const PropertiesOf& properties, bool quick = true);
+
+/// Makes the plan without the option that a case is about.
+using TwinOf = std::function<void(ParallelVariant&)>;
+
+/// The engine without the option is the truth, to the last bit. `properties` are of the run with it, and may be empty.
+[[nodiscard]] Case twin_case(const std::string& suite, const std::string& name, const std::string& summary,
+                             const ParallelVariant& variant, const TwinOf& make_twin, const PropertiesOf& properties);
 
 /// The technique's own lockstep reference against one rank of the reference, both in double: largest deviation of a gradient.
 /// `lockstep` computes the whole gradients of a batch by name.

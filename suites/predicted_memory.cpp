@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "optimized/data_parallel/compressed_sync.h"
 #include "optimized/engine/layout.h"
 #include "optimized/engine/lower.h"
 #include "optimized/zero/host_offload.h"
@@ -131,7 +132,8 @@ DealtUnits dealt_units(const std::vector<LocalParameter>& parameters, const Owne
 // Most elements that are gathered at once: a block and the next one that is on its way (with full recomputation a whole group of
 // layers), or what an end of the model reads.
 std::int64_t gathered_elements(const GptConfig& model, const TrainingPlan& plan, const DealtUnits& dealt, Interval layers) {
-  const std::int64_t window = plan.recompute.mode == "full" ? std::max(2, plan.recompute.layers) : 2;
+  const int ahead = plan.overlap.prefetch ? 2 : 1;
+  const std::int64_t window = plan.recompute.mode == "full" ? std::max(ahead, plan.recompute.layers) : ahead;
   std::int64_t most = std::max(dealt.tokens + dealt.positions, dealt.norm + (model.tied ? dealt.tokens : dealt.head));
   for (std::int64_t first = layers.begin; first < layers.end; ++first) {
     std::int64_t together = 0;
@@ -204,13 +206,18 @@ BytesByCategory predicted_peak(const GptConfig& model, const TrainingPlan& plan,
       gathered = std::max(gathered, gathered_elements(model, plan, dealt, stages.layers[static_cast<std::size_t>(stage)]));
     }
     const int here = grid.coordinates(rank).pipeline;
-    const std::int64_t opened = opened_elements(model, dealt, stages.holds_embedding(here) && stages.holds_head(here));
+    const std::int64_t element = element_bytes(plan.numerics.accumulate);
+    // With overlap a unit's gradients stay until the next one's are on their way, whichever that is: as the program says.
+    const std::int64_t opened =
+        plan.overlap.gradients ? facts.peak_bytes_by_category[index_of(MemoryCategory::gradients)]
+                               : element * opened_elements(model, dealt, stages.holds_embedding(here) && stages.holds_head(here));
     const auto largest = [&](MemoryCategory category, std::int64_t value) {
       bytes[index_of(category)] = std::max(bytes[index_of(category)], value);
     };
     const int zero = plan.zero_stage;
     largest(MemoryCategory::parameters, element_bytes(plan.numerics.storage) * (zero >= 3 ? owned.elements + gathered : all));
-    largest(MemoryCategory::gradients, element_bytes(plan.numerics.accumulate) * (zero >= 2 ? owned.elements + opened : all));
+    largest(MemoryCategory::gradients,
+            zero >= 2 ? element * owned.elements + opened : element * all + compressed_state_bytes(plan, grid, rank, parameters));
     if (plan.offload == "none") {
       largest(MemoryCategory::optimizer,
               optimizer_tensors(plan, optimizer) * element_bytes(plan.numerics.master) * owned.elements);

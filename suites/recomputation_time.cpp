@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "optimized/comm/world.h"
 #include "optimized/engine/engine.h"
 #include "optimized/machine.h"
 #include "suites/one_step.h"
@@ -85,7 +86,7 @@ using Seconds = std::array<std::vector<double>, kVariants.size()>;
 // [variant][round], turn by turn, so that what slows the machine down for a while slows all of them.
 Seconds measure(const RunContext& context) {
   Seconds seconds;
-  run_threads_world({.ranks = 1}, [&](Communicator& comm) {
+  run_world({.ranks = 1}, [&](Communicator& comm) {
     std::vector<std::unique_ptr<Trainer>> trainers;
     for (const Variant& variant : kVariants) {
       trainers.push_back(std::make_unique<Trainer>(timed_inputs(variant, context), context, comm));

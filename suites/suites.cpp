@@ -6,6 +6,7 @@ namespace tandem {
 CaseList all_cases(const SuiteOptions& options) {
   CaseList cases;
   add_harness_cases(cases);
+  add_collectives_cases(cases);
   add_data_parallel_cases(cases);
   add_tensor_parallel_cases(cases);
   add_pipeline_parallel_cases(cases);
@@ -14,7 +15,10 @@ CaseList all_cases(const SuiteOptions& options) {
   add_hybrid_parallel_cases(cases);
   add_recomputation_cases(cases);
   add_zero_cases(cases);
+  add_overlap_cases(cases);
+  add_compression_cases(cases);
   add_loss_scaling_cases(cases, options);
+  add_adversary_cases(cases);
   add_training_cases(cases, options);
   return cases;
 }

@@ -23,6 +23,11 @@ void add_expert_parallel_cases(CaseList& cases);
 void add_hybrid_parallel_cases(CaseList& cases);
 void add_recomputation_cases(CaseList& cases);
 void add_zero_cases(CaseList& cases);
+/// Techniques on a transport that completes late and out of order; each case belongs to the suite of its technique.
+void add_adversary_cases(CaseList& cases);
+void add_overlap_cases(CaseList& cases);
+void add_compression_cases(CaseList& cases);
+void add_collectives_cases(CaseList& cases);
 void add_loss_scaling_cases(CaseList& cases, const SuiteOptions& options);
 void add_training_cases(CaseList& cases, const SuiteOptions& options);
 /// The judge's own measurements, checked against answers known without them.

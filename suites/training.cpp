@@ -12,6 +12,7 @@
 #include "core/io/hash.h"
 #include "core/synthetic_corpus.h"
 #include "optimized/checkpoint/checkpoint.h"
+#include "optimized/comm/world.h"
 #include "optimized/data_pipeline/text_source.h"
 #include "optimized/training/generate.h"
 #include "optimized/training/trainer.h"
@@ -142,7 +143,7 @@ double share_of_text(const std::string& text) {
 
 std::string sample_from(const fs::path& checkpoint_folder, const std::string& prompt, std::int64_t tokens) {
   std::string text;
-  run_threads_world({.ranks = 1}, [&](Communicator& comm) {
+  run_world({.ranks = 1}, [&](Communicator& comm) {
     const fs::path step_folder = find_checkpoint(checkpoint_folder);
     const CheckpointInfo info = read_checkpoint_info(step_folder);
     const TrainingPlan plan = on_one_rank(info.config.plan);
@@ -248,7 +249,7 @@ Evidence stretch(const RunConfig& config, const BatchSource& data, const RunCont
   evidence.side = side;
   evidence.unit_roundoff = unit_roundoff(DType::f32);
   evidence.input_hashes = {1};
-  run_threads_world({.ranks = 1}, [&](Communicator& comm) {
+  run_world({.ranks = 1}, [&](Communicator& comm) {
     Arena arena({.poison = true});
     const auto kernels = make_cpu_kernels({.threads = run.threads_per_rank, .pitfalls = run.pitfalls});
     Engine engine({&comm, kernels.get(), &arena, nullptr, run.pitfalls, {}},
@@ -316,7 +317,7 @@ Case generation_case() {
     for (const double temperature : {0.0, 1.0}) {
       const auto expected = reference::generate<double>(model, parameters, prompt,
                                                         {.tokens = 20, .temperature = temperature, .seed = context.seed});
-      run_threads_world({.ranks = 1}, [&](Communicator& comm) {
+      run_world({.ranks = 1}, [&](Communicator& comm) {
         Arena arena({.poison = true});
         const auto kernels = make_cpu_kernels({.pitfalls = context.pitfalls});
         const RankContext rank{&comm, kernels.get(), &arena, nullptr, context.pitfalls, {}};

@@ -14,35 +14,6 @@ namespace {
 
 constexpr const char* kSuite = "zero";
 
-using TwinOf = std::function<void(ParallelVariant&)>;
-
-// The engine without the option is the truth, to the last bit.
-Case bitwise_case(const std::string& name, const std::string& summary, const ParallelVariant& variant, const TwinOf& make_twin,
-                  const PropertiesOf& properties) {
-  ParallelVariant twin = variant;
-  make_twin(twin);
-  Case result;
-  const PairInputs shown = inputs_of(variant, {});
-  result.suite = kSuite;
-  result.name = fmt::format("{}/{}", kSuite, name);
-  result.summary = fmt::format("{}, {}: {}", describe_layout(shown.plan), shown.plan.precision, summary);
-  result.model = shown.model;
-  result.plan = shown.plan;
-  result.criterion = Criterion::bitwise;
-  result.execute = [variant, twin, properties](const RunContext& context) {
-    const PairInputs inputs = inputs_of(variant, context);
-    CaseEvidence evidence;
-    evidence.truth = engine_run(inputs_of(twin, context), context, " twin").evidence;
-    EngineRun run = engine_run(inputs, context);
-    if (properties) evidence.properties = properties(inputs, run);
-    evidence.properties.push_back(proven_program(inputs));
-    evidence.candidate = std::move(run.evidence);
-    evidence.measured = std::move(run.measured);
-    return evidence;
-  };
-  return result;
-}
-
 void add_against_reference(CaseList& cases) {
   const auto add = [&](const std::string& name, ParallelVariant variant, const PropertiesOf& properties, bool quick = true) {
     cases.push_back(parallel_case(kSuite, name, variant, properties, quick));
@@ -106,7 +77,7 @@ void add_bitwise(CaseList& cases) {
   const TwinOf unsharded = [](ParallelVariant& twin) { twin.zero_stage = 0; };
   const TwinOf on_device = [](ParallelVariant& twin) { twin.offload = "none"; };
   const auto sharded = [&](const std::string& name, const ParallelVariant& variant) {
-    cases.push_back(bitwise_case(name, "the same bits as unsharded", variant, unsharded, zero_composed_properties));
+    cases.push_back(twin_case(kSuite, name, "the same bits as unsharded", variant, unsharded, zero_composed_properties));
   };
   sharded("stage1/bitwise", {.degrees = {.data = 3}, .micro_batches = 2, .zero_stage = 1});
   sharded("stage1/fp16/bitwise", {.degrees = {.data = 4}, .micro_batches = 3, .precision = "fp16", .zero_stage = 1});
@@ -121,8 +92,8 @@ void add_bitwise(CaseList& cases) {
   sharded("stage3/bitwise", {.degrees = {.data = 4, .tensor = 2}, .layers = 3, .zero_stage = 3});
   const auto offloaded = [&](const std::string& name, ParallelVariant variant) {
     variant.offload = "optimizer";
-    cases.push_back(bitwise_case(name, "the same bits with the optimizer's state in host memory", variant, on_device,
-                                 zero_offload_properties));
+    cases.push_back(twin_case(kSuite, name, "the same bits with the optimizer's state in host memory", variant, on_device,
+                              zero_offload_properties));
   };
   offloaded("stage0/offload/bitwise", {.layers = 3});
   // A table of more elements than one chunk has: an update of the middle of a tensor.

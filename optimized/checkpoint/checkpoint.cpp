@@ -10,6 +10,7 @@
 
 #include "core/io/atomic_file.h"
 #include "core/io/safetensors.h"
+#include "optimized/checkpoint/residuals.h"
 #include "optimized/hybrid_parallel/whole_tensors.h"
 
 namespace tandem {
@@ -101,7 +102,10 @@ LossScalerState scaler_state(const nlohmann::json& json, const fs::path& file) {
 
 fs::path save_checkpoint(const fs::path& folder, const Engine& engine, const CheckpointInfo& info) {
   const Tensors tensors = gather(engine);
-  if (engine.groups().rank() != 0) return {};
+  if (engine.groups().rank() != 0) {
+    send_residuals(engine);
+    return {};
+  }
   const std::string name = fmt::format("step-{:08}", info.next_step);
   const fs::path complete = folder / name;
   const fs::path unfinished = folder / (name + ".unfinished");
@@ -113,6 +117,7 @@ fs::path save_checkpoint(const fs::path& folder, const Engine& engine, const Che
     throw IoError(fmt::format("{}: cannot make this folder: {}", unfinished.string(), error.message()));
   try {
     write_tensors(unfinished, tensors);
+    write_residuals(unfinished, engine);
     const nlohmann::json state = {
         {"format", kFormat},
         {"next_step", info.next_step},
@@ -193,6 +198,7 @@ void load_checkpoint(const fs::path& step_folder, const CheckpointInfo& info, En
   const bool forgets_scales = engine.context().pitfalls.on(Pitfall::fp8_history_not_saved);
   if (engine.fp8_scaling() != nullptr && !info.fp8.histories.empty() && !forgets_scales)
     engine.fp8_scaling()->set_state(info.fp8);
+  load_residuals(step_folder, info, engine);
   if (engine.options().optimizer.kind != OptimizerKind::adamw) return;
   const SafetensorsFile moments(step_folder / "optimizer.safetensors");
   // Parameters alone continue the loss curve for a while; moments that start again from zero bend it.

@@ -8,6 +8,7 @@
 
 #include "core/io/test_folder.h"
 #include "core/synthetic_corpus.h"
+#include "optimized/comm/world.h"
 #include "reference/training.h"
 
 namespace tandem {
@@ -47,23 +48,23 @@ void expect_one_run(const GptConfig& model, const std::vector<RunConfig>& layout
 
   for (std::size_t step = 0; step < layouts.size(); ++step) {
     const RunConfig& config = layouts[step];
-    run_threads_world({.ranks = config.plan.parallel.world_size(), .deadline = std::chrono::milliseconds(20000)},
-                      [&](Communicator& comm) {
-                        Arena arena({.poison = true});
-                        const auto kernels = make_cpu_kernels({});
-                        Engine engine({&comm, kernels.get(), &arena, nullptr, {}, {}},
-                                      {config.model, config.plan, config.optimizer, {}, definition.steps, 5});
-                        engine.store().initialise(model, Initialization::scattered, 5);
-                        if (step > 0) {
-                          const std::filesystem::path saved = find_checkpoint(folder.path());
-                          load_checkpoint(saved, read_checkpoint_info(saved), engine);
-                        }
-                        const auto number = static_cast<std::int64_t>(step);
-                        const StepResult result = engine.train_step(corpus.training_batch(number, 7), number);
-                        EXPECT_NEAR(result.loss, expected.losses[step], 1e-10) << "layout " << step << ", rank " << comm.rank();
-                        EXPECT_NEAR(result.gradient_norm, expected.gradient_norms[step], 1e-9) << "layout " << step;
-                        (void)save_checkpoint(folder.path(), engine, {config, number + 1, "synthetic"});
-                      });
+    run_world({.ranks = config.plan.parallel.world_size(), .deadline = std::chrono::milliseconds(20000)},
+              [&](Communicator& comm) {
+                Arena arena({.poison = true});
+                const auto kernels = make_cpu_kernels({});
+                Engine engine({&comm, kernels.get(), &arena, nullptr, {}, {}},
+                              {config.model, config.plan, config.optimizer, {}, definition.steps, 5});
+                engine.store().initialise(model, Initialization::scattered, 5);
+                if (step > 0) {
+                  const std::filesystem::path saved = find_checkpoint(folder.path());
+                  load_checkpoint(saved, read_checkpoint_info(saved), engine);
+                }
+                const auto number = static_cast<std::int64_t>(step);
+                const StepResult result = engine.train_step(corpus.training_batch(number, 7), number);
+                EXPECT_NEAR(result.loss, expected.losses[step], 1e-10) << "layout " << step << ", rank " << comm.rank();
+                EXPECT_NEAR(result.gradient_norm, expected.gradient_norms[step], 1e-9) << "layout " << step;
+                (void)save_checkpoint(folder.path(), engine, {config, number + 1, "synthetic"});
+              });
   }
 }
 

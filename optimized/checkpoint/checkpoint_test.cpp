@@ -9,6 +9,7 @@
 #include "core/io/atomic_file.h"
 #include "core/io/test_folder.h"
 #include "core/synthetic_corpus.h"
+#include "optimized/comm/world.h"
 
 namespace tandem {
 namespace {
@@ -27,7 +28,7 @@ RunConfig small_config() {
 }
 
 void with_engine(const RunConfig& config, const std::function<void(Engine&)>& use) {
-  run_threads_world({.ranks = 1}, [&](Communicator& comm) {
+  run_world({.ranks = 1}, [&](Communicator& comm) {
     Arena arena({.poison = true});
     const auto kernels = make_cpu_kernels({});
     Engine engine({&comm, kernels.get(), &arena, nullptr, {}}, {config.model, config.plan, config.optimizer, {}, 10, 1});

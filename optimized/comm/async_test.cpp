@@ -8,11 +8,8 @@
 namespace tandem::comm_test {
 namespace {
 
-class Async : public testing::TestWithParam<int> {
- protected:
-  [[nodiscard]] int ranks() const { return GetParam(); }
-};
-INSTANTIATE_TEST_SUITE_P(World, Async, testing::Values(1, 2, 3, 4, 7), ranks_name);
+class Async : public OnRanks {};
+INSTANTIATE_TEST_SUITE_P(World, Async, testing::Combine(kBothWays, testing::Values(1, 2, 3, 4, 7)), param_name);
 
 float sum_of_ranks(int ranks) { return static_cast<float>(ranks * (ranks + 1)) / 2; }
 
@@ -159,12 +156,13 @@ TEST_P(Async, AMessageArrivesWhileItsReceiverWaitsInACollective) {
   });
 }
 
-class Envelopes : public testing::Test {};
+class Messages : public OnRanks {};
+INSTANTIATE_TEST_SUITE_P(World, Messages, testing::Combine(kBothWays, testing::Values(2)), param_name);
 
-void expect_refused(const Envelope& sent, std::int64_t sent_count, DType sent_dtype) {
+void expect_refused(Way way, const Envelope& sent, std::int64_t sent_count, DType sent_dtype) {
   std::atomic<int> told{0};
   const auto world = [&] {
-    run_ranks(2, [&](Communicator& comm) {
+    run_ranks(2, way, [&](Communicator& comm) {
       std::vector<double> data(64, -1.0);
       const Envelope expected{.step = 4, .micro_batch = 1, .chunk = 0, .direction = 1};
       Work work = comm.rank() == 0 ? comm.send(TensorView(data.data(), sent_dtype, {sent_count}), 1, sent, {.name = "grad"})
@@ -187,14 +185,17 @@ void expect_refused(const Envelope& sent, std::int64_t sent_count, DType sent_dt
   EXPECT_EQ(told.load(), 2);
 }
 
-TEST(Messages, AreRefusedWhereEnvelopeSizeOrDtypeDiffer) {
+TEST_P(Messages, AreRefusedWhereEnvelopeSizeOrDtypeDiffer) {
   const Envelope same{.step = 4, .micro_batch = 1, .chunk = 0, .direction = 1};
   for (Envelope other : {Envelope{5, 1, 0, 1}, Envelope{4, 0, 0, 1}, Envelope{4, 1, 1, 1}, Envelope{4, 1, 0, 0}}) {
-    expect_refused(other, 10, DType::f32);
+    expect_refused(way(), other, 10, DType::f32);
   }
-  expect_refused(same, 9, DType::f32);
-  expect_refused(same, 10, DType::i32);
+  expect_refused(way(), same, 9, DType::f32);
+  expect_refused(way(), same, 10, DType::i32);
 }
+
+class CommTimeline : public OnRanks {};
+INSTANTIATE_TEST_SUITE_P(World, CommTimeline, testing::Combine(kBothWays, testing::Values(2)), param_name);
 
 const Span* find_span(const std::vector<Span>& spans, Activity activity, Lane lane) {
   for (const Span& span : spans) {
@@ -203,7 +204,7 @@ const Span* find_span(const std::vector<Span>& spans, Activity activity, Lane la
   return nullptr;
 }
 
-TEST(CommTimeline, TellsTransferFromWaitAndInlineFromBackground) {
+TEST_P(CommTimeline, TellsTransferFromWaitAndInlineFromBackground) {
   run_ranks(2, [](Communicator& comm) {
     Timeline timeline;
     comm.set_timeline(&timeline);
@@ -232,7 +233,7 @@ TEST(CommTimeline, TellsTransferFromWaitAndInlineFromBackground) {
   });
 }
 
-TEST(CommTimeline, RecordsMessagesOnBothSides) {
+TEST_P(CommTimeline, RecordsMessagesOnBothSides) {
   run_ranks(2, [](Communicator& comm) {
     Timeline timeline;
     comm.set_timeline(&timeline);

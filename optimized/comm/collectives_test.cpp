@@ -12,11 +12,8 @@
 namespace tandem::comm_test {
 namespace {
 
-class Collectives : public testing::TestWithParam<int> {
- protected:
-  [[nodiscard]] int ranks() const { return GetParam(); }
-};
-INSTANTIATE_TEST_SUITE_P(World, Collectives, testing::Values(1, 2, 3, 4, 7), ranks_name);
+class Collectives : public OnRanks {};
+INSTANTIATE_TEST_SUITE_P(World, Collectives, testing::Combine(kBothWays, testing::Values(1, 2, 3, 4, 7)), param_name);
 
 // 0, 1, fewer than ranks, primes, more than one unit of work per rank.
 const std::vector<std::int64_t> kSizes = {0, 1, 3, 5, 31, 1009, 65537, 400009};
@@ -290,7 +287,7 @@ TEST_P(Collectives, ALaterWorldHasAHigherGeneration) {
 
 TEST(OneRank, RunsOnTheCallingThread) {
   const auto caller = std::this_thread::get_id();
-  run_threads_world({.ranks = 1}, [&](Communicator& comm) {
+  run_world({.ranks = 1}, [&](Communicator& comm) {
     EXPECT_EQ(std::this_thread::get_id(), caller);
     EXPECT_EQ(comm.size(), 1);
   });
@@ -304,8 +301,8 @@ T rough_value(int rank, std::int64_t index) {
 }
 
 template <class T>
-void expect_declared_order(int ranks, std::int64_t count) {
-  run_ranks(ranks, [&](Communicator& comm) {
+void expect_declared_order(int ranks, Way way, std::int64_t count) {
+  run_ranks(ranks, way, [&](Communicator& comm) {
     std::vector<T> data(static_cast<std::size_t>(count)), expected(data.size()), reversed(data.size());
     for (std::int64_t i = 0; i < count; ++i) {
       const auto at = static_cast<std::size_t>(i);
@@ -325,8 +322,8 @@ void expect_declared_order(int ranks, std::int64_t count) {
 
 TEST_P(Collectives, AllReduceAddsInRankOrder) {
   for (const std::int64_t count : {7, 4099, 200003}) {
-    expect_declared_order<float>(ranks(), count);
-    expect_declared_order<double>(ranks(), count);
+    expect_declared_order<float>(ranks(), way(), count);
+    expect_declared_order<double>(ranks(), way(), count);
   }
 }
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Time of a blocking all-reduce of fp32 on the threads transport.
 //
-//   comm_bench RANKS REPETITIONS fresh|reused BYTES...
+//   comm_bench RANKS REPETITIONS fresh|reused [link=PROFILE] [algorithm=NAME] BYTES...
 //
-// One JSON line per size. Before each timed call every rank writes its buffer (fresh), as a backward pass would, or leaves it as
-// the last call did (reused), and a barrier lines the ranks up. The clock covers the call; the time of a repetition is that of
-// the slowest rank, and every result is checked. ci/peers/mpi_allreduce.cpp does the same with MPI.
+// One JSON line per size; with a link also what the alpha-beta model expects. Before each timed call every rank writes its buffer
+// (fresh), as a backward pass would, or leaves it as the last call did (reused), and a barrier lines the ranks up. The clock
+// covers the call; the time of a repetition is that of the slowest rank, and every result is checked. ci/peers/mpi_allreduce.cpp
+// does the same with MPI.
 //
 // Not Google Benchmark: the number of repetitions must be the same on all ranks, and a repetition is the maximum of several
 // clocks.
@@ -21,7 +22,9 @@
 
 #include <fmt/format.h>
 
-#include "optimized/comm/communicator.h"
+#include "core/error.h"
+#include "optimized/collectives/algorithms.h"
+#include "optimized/comm/world.h"
 #include "optimized/memory/arena.h"
 
 namespace tandem {
@@ -33,6 +36,7 @@ struct Settings {
   int ranks = 2;
   int repetitions = 11;
   bool fresh = true;
+  WorldSettings world{};
   std::vector<std::int64_t> sizes_bytes;
 };
 
@@ -66,9 +70,8 @@ std::vector<double> measure_rank(Communicator& comm, const Settings& settings, s
 
 void measure(const Settings& settings, std::int64_t bytes) {
   std::vector<std::vector<double>> seconds(static_cast<std::size_t>(settings.ranks));
-  run_threads_world({.ranks = settings.ranks}, [&](Communicator& comm) {
-    seconds[static_cast<std::size_t>(comm.rank())] = measure_rank(comm, settings, bytes);
-  });
+  run_world({.ranks = settings.ranks, .settings = settings.world},
+            [&](Communicator& comm) { seconds[static_cast<std::size_t>(comm.rank())] = measure_rank(comm, settings, bytes); });
   std::vector<double> slowest = seconds[0];
   for (const auto& of_rank : seconds) {
     for (std::size_t i = 0; i < slowest.size(); ++i) slowest[i] = std::max(slowest[i], of_rank[i]);
@@ -78,14 +81,18 @@ void measure(const Settings& settings, std::int64_t bytes) {
     return slowest[static_cast<std::size_t>(share * static_cast<double>(slowest.size() - 1))];
   };
   const double algorithm_gigabytes_per_second = static_cast<double>(bytes) / quantile(0.5) / 1e9;
-  fmt::print(
-      "{{\"transport\": \"threads\", \"ranks\": {}, \"bytes\": {}, \"buffers\": \"{}\", \"repetitions\": {}, \"median_us\": "
-      "{:.1f}, "
-      "\"p10_us\": {:.1f}, \"p90_us\": {:.1f}, \"algbw_gigabytes_per_second\": {:.3f}, \"busbw_gigabytes_per_second\": "
-      "{:.3f}}}\n",
-      settings.ranks, bytes, settings.fresh ? "fresh" : "reused", settings.repetitions, quantile(0.5) * 1e6, quantile(0.1) * 1e6,
-      quantile(0.9) * 1e6, algorithm_gigabytes_per_second,
+  std::string line = fmt::format(
+      "\"transport\": \"{}\", \"ranks\": {}, \"bytes\": {}, \"buffers\": \"{}\", \"repetitions\": {}, \"median_us\": {:.1f}, "
+      "\"p10_us\": {:.1f}, \"p90_us\": {:.1f}, \"algbw_gigabytes_per_second\": {:.3f}, \"busbw_gigabytes_per_second\": {:.3f}",
+      settings.world.describe(), settings.ranks, bytes, settings.fresh ? "fresh" : "reused", settings.repetitions,
+      quantile(0.5) * 1e6, quantile(0.1) * 1e6, quantile(0.9) * 1e6, algorithm_gigabytes_per_second,
       algorithm_gigabytes_per_second * 2 * (settings.ranks - 1) / settings.ranks);
+  if (settings.world.link && settings.world.link->is_shaped()) {
+    const double expected =
+        expected_seconds(settings.world.algorithm, CollectiveKind::all_reduce, bytes, settings.ranks, *settings.world.link);
+    line += fmt::format(", \"expected_us\": {:.1f}, \"median_over_expected\": {:.4f}", expected * 1e6, quantile(0.5) / expected);
+  }
+  fmt::print("{{{}}}\n", line);
   std::fflush(stdout);
 }
 
@@ -94,7 +101,7 @@ void measure(const Settings& settings, std::int64_t bytes) {
 
 int main(int argc, char** argv) {
   if (argc < 5) {
-    fmt::print(stderr, "usage: comm_bench RANKS REPETITIONS fresh|reused BYTES...\n");
+    fmt::print(stderr, "usage: comm_bench RANKS REPETITIONS fresh|reused [link=PROFILE] [algorithm=NAME] BYTES...\n");
     return 2;
   }
   try {
@@ -102,7 +109,18 @@ int main(int argc, char** argv) {
     settings.ranks = std::stoi(argv[1]);
     settings.repetitions = std::stoi(argv[2]);
     settings.fresh = std::string_view(argv[3]) == "fresh";
-    for (int i = 4; i < argc; ++i) tandem::measure(settings, std::stoll(argv[i]));
+    for (int i = 4; i < argc; ++i) {
+      const std::string argument = argv[i];
+      if (argument.starts_with("link=")) {
+        settings.world.link = tandem::parse_link(argument.substr(5));
+      } else if (argument.starts_with("algorithm=")) {
+        const auto algorithm = tandem::find_algorithm(argument.substr(10));
+        if (!algorithm) throw tandem::InputError(argument + ": unknown");
+        settings.world.algorithm = *algorithm;
+      } else {
+        tandem::measure(settings, std::stoll(argument));
+      }
+    }
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "comm_bench: {}\n", error.what());

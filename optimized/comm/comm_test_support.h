@@ -5,21 +5,52 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "optimized/comm/communicator.h"
+#include "optimized/comm/world.h"
 
 namespace tandem::comm_test {
 
 using namespace std::chrono_literals;
 
-inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body) {
-  run_threads_world({.ranks = ranks, .deadline = 30000ms}, body);
+/// How the ranks of a test reach each other.
+enum class Way : std::uint8_t { shared_memory, messages };
+
+inline WorldSettings settings_of(Way way) {
+  WorldSettings settings;
+  if (way == Way::messages) settings.link = read_link_profile("unshaped");
+  return settings;
 }
 
+inline void run_ranks(int ranks, Way way, const std::function<void(Communicator&)>& body) {
+  run_world({.ranks = ranks, .deadline = 30000ms, .settings = settings_of(way)}, body);
+}
+
+/// In shared memory.
+inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body) { run_ranks(ranks, Way::shared_memory, body); }
+
 inline std::string ranks_name(const testing::TestParamInfo<int>& info) { return "Ranks" + std::to_string(info.param); }
+
+using Param = std::tuple<Way, int>;
+
+/// A test on so many ranks, over both ways.
+class OnRanks : public testing::TestWithParam<Param> {
+ protected:
+  [[nodiscard]] static Way way() { return std::get<Way>(GetParam()); }
+  [[nodiscard]] static int ranks() { return std::get<int>(GetParam()); }
+  [[nodiscard]] static WorldSettings settings() { return settings_of(way()); }
+  static void run_ranks(int ranks, const std::function<void(Communicator&)>& body) { comm_test::run_ranks(ranks, way(), body); }
+};
+
+inline const auto kBothWays = testing::Values(Way::shared_memory, Way::messages);
+
+inline std::string param_name(const testing::TestParamInfo<Param>& info) {
+  const bool shared = std::get<Way>(info.param) == Way::shared_memory;
+  return (shared ? "SharedMemory" : "Messages") + std::to_string(std::get<int>(info.param)) + "Ranks";
+}
 
 /// Small integers that differ by rank and by index: every sum of a few of them is exact, and swapped ranks or shifted elements
 /// show.

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,6 +11,7 @@
 
 #include "core/tensor.h"
 #include "core/timeline.h"
+#include "core/world_settings.h"
 
 namespace tandem {
 
@@ -59,6 +59,8 @@ struct CommOptions {
   std::string name{};  ///< for timeline and error texts: "bucket 3"
   Progress progress = Progress::background;
   int step = -1;  ///< training step of the timeline's spans
+  /// Of a collective over messages; empty: that of the world.
+  std::optional<CollectiveAlgorithm> algorithm{};
 };
 
 /// One group of ranks that communicate. One object per rank, used by that rank's thread; all ranks of the group must issue the
@@ -69,8 +71,9 @@ struct CommOptions {
 /// have not arrived, thrown on every rank). After abort(), once any rank of the world threw out of its body, or where an
 /// operation needs a rank whose body has ended, every pending and later operation on every other rank throws PeerError naming the
 /// rank and its reason. Calls that do not match (kind, dtype, counts, root) throw ContractError naming two of them, on every
-/// rank, and touch no buffer. Error texts and PeerError::rank() number ranks as in the whole world, in split communicators too.
-/// After such an error the communicator is finished.
+/// rank, and touch no buffer; over messages a rank may hear of it with its next operation only, and the buffers of an operation
+/// that failed may hold anything. Error texts and PeerError::rank() number ranks as in the whole world, in split communicators
+/// too. After such an error the communicator is finished.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -119,21 +122,5 @@ class Communicator {
 void all_reduce(Communicator& comm, TensorView data, const CommOptions& options);
 [[nodiscard]] double all_reduce_sum(Communicator& comm, double value);
 [[nodiscard]] std::vector<std::uint64_t> all_gather_u64(Communicator& comm, std::uint64_t value);
-
-struct ThreadsWorldOptions {
-  int ranks = 1;
-  std::chrono::milliseconds deadline{60000};  ///< of each operation
-  std::uint64_t generation = 0;               ///< 0: taken from the clock, so that later worlds of a process have higher ones
-  /// Every rank's thread, and the threads that it starts, keep to their own share of the cores while the world runs, where the
-  /// ranks share them evenly. Otherwise waking a rank can put two on one core, for milliseconds.
-  bool bind_cores = true;
-};
-
-/// Runs `body(communicator)` on `ranks` threads of this process, joins them, and rethrows the *first* failure (in time): the
-/// original exception of the rank that failed, not the PeerErrors that it caused on the others. A body that drops a Work without
-/// waiting fails with ContractError. One rank runs on the calling thread without any synchronisation. A thread cannot be ended
-/// from outside: a rank that hangs for good outside of operations keeps this call from returning, after the others have timed
-/// out.
-void run_threads_world(const ThreadsWorldOptions& options, const std::function<void(Communicator&)>& body);
 
 }  // namespace tandem

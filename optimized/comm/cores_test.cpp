@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "optimized/comm/communicator.h"
+#include "optimized/comm/world.h"
 
 namespace tandem {
 namespace {
@@ -41,7 +41,7 @@ TEST(CoreBinding, HoldsDuringTheWorldAndIsUndoneAfterwards) {
   std::mutex mutex;
   std::multiset<int> used;
 
-  run_threads_world({.ranks = 2}, [&](Communicator&) {
+  run_world({.ranks = 2}, [&](Communicator&) {
     const std::scoped_lock lock(mutex);
     for (const int core : available_cores()) used.insert(core);
   });
@@ -52,7 +52,7 @@ TEST(CoreBinding, HoldsDuringTheWorldAndIsUndoneAfterwards) {
 
 TEST(CoreBinding, IsOffWhereTheOptionsSaySo) {
   const Cores before = available_cores();
-  run_threads_world({.ranks = 2, .bind_cores = false}, [&](Communicator&) { EXPECT_EQ(available_cores(), before); });
+  run_world({.ranks = 2, .bind_cores = false}, [&](Communicator&) { EXPECT_EQ(available_cores(), before); });
 }
 
 }  // namespace

@@ -50,6 +50,13 @@ ErrorFeedback::Piece ErrorFeedback::begin(std::int64_t first_element, std::int64
   return {elements_of(current_).subspan(first, size), elements_of(next_).subspan(first, size)};
 }
 
+std::span<float> ErrorFeedback::next(std::int64_t first_element, std::int64_t count) {
+  const auto begun = begun_.find(first_element);
+  TANDEM_CHECK(begun != begun_.end() && begun->second == count,
+               fmt::format("elements [{}, {}) were not handed out", first_element, first_element + count));
+  return elements_of(next_).subspan(static_cast<std::size_t>(first_element), static_cast<std::size_t>(count));
+}
+
 bool ErrorFeedback::compress(const Codec& codec, std::int64_t first_element, std::span<const float> gradient,
                              std::span<std::byte> payload, const CodecPosition& position) {
   const Piece piece = begin(first_element, static_cast<std::int64_t>(gradient.size()));
@@ -98,6 +105,11 @@ void ErrorFeedback::restore(std::string_view name, std::span<const float> values
   TANDEM_CHECK(static_cast<std::int64_t>(values.size()) == at.elements,
                fmt::format("the residual of {} has {} elements, not {}", name, at.elements, values.size()));
   std::ranges::copy(values, elements_of(current_).begin() + at.first);
+}
+
+void ErrorFeedback::scale(float factor) {
+  require_between_steps();
+  for (float& value : elements_of(current_)) value *= factor;
 }
 
 void ErrorFeedback::change_layout(std::vector<ResidualTensor> layout) {

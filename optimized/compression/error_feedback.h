@@ -41,6 +41,8 @@ class ErrorFeedback {
     std::span<float> new_residual;
   };
   [[nodiscard]] Piece begin(std::int64_t first_element, std::int64_t count);
+  /// The new residual of elements that begin() has handed out in this step.
+  [[nodiscard]] std::span<float> next(std::int64_t first_element, std::int64_t count);
 
   /// codec.compress() of the elements from `first_element` on. False: the step must be skipped, and discard() called.
   [[nodiscard]] bool compress(const Codec& codec, std::int64_t first_element, std::span<const float> gradient,
@@ -57,6 +59,8 @@ class ErrorFeedback {
   [[nodiscard]] std::span<const float> residual(std::string_view name) const;
   void restore(std::string_view name, std::span<const float> values);
   void change_layout(std::vector<ResidualTensor> layout);
+  /// Multiplies every residual, each product rounded: they are in units of the loss, which may be scaled differently next step.
+  void scale(float factor);
 
  private:
   struct Place {

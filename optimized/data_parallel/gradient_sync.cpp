@@ -65,16 +65,14 @@ void all_reduce_mean_f16(const RankContext& context, Communicator& comm, TensorV
   from_half(wire, elements, 1.0F);
 }
 
-void GradientSync::reduce(Communicator& replicas, TensorView gradients, int bucket_index) {
-  const CommOptions options = {Purpose::gradient, fmt::format("gradient bucket {}", bucket_index)};
+Work GradientSync::start(Communicator& replicas, TensorView gradients, int bucket_index, Progress progress) {
+  const CommOptions options = {Purpose::gradient, fmt::format("gradient bucket {}", bucket_index), progress};
   // Gradients that are 16 bits wide anyway are summed in fp32 by the communicator and rounded once.
-  if (numerics_.reduce != DType::f16 || numerics_.accumulate == DType::f16) {
-    all_reduce(replicas, gradients, options);
-    return;
-  }
+  if (numerics_.reduce != DType::f16 || numerics_.accumulate == DType::f16) return replicas.all_reduce(gradients, options);
   // The sum of shares is the mean of `ranks` times each share, which has the size of a whole batch's gradient.
   context_.kernels->scale(gradients, replicas.size());
   all_reduce_mean_f16(context_, replicas, gradients, options);
+  return {};
 }
 
 }  // namespace tandem

@@ -22,9 +22,9 @@ class GradientSync {
   /// Borrows what the context points to.
   GradientSync(const RankContext& context, const Numerics& numerics) : context_(context), numerics_(numerics) {}
 
-  /// gradients: this bucket's range of the flat gradient buffer; `replicas` the ranks that hold the same parameters. Blocks until
-  /// it is reduced.
-  void reduce(Communicator& replicas, TensorView gradients, int bucket_index);
+  /// gradients: this bucket's range of the flat gradient buffer; `replicas` the ranks that hold the same parameters. It is
+  /// reduced when the Work is complete. fp32 gradients that travel as fp16 are reduced before this returns.
+  [[nodiscard]] Work start(Communicator& replicas, TensorView gradients, int bucket_index, Progress progress);
 
  private:
   RankContext context_;

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "core/rng.h"
+#include "optimized/comm/world.h"
 #include "reference/data_parallel.h"
 
 namespace tandem {
@@ -31,7 +32,7 @@ TEST_P(HalfMean, IsThatOfTheReferenceToTheLastBit) {
     for (auto& values : expected) spans.emplace_back(values);
     reference::all_reduce_mean_f16<float>(spans);
 
-    run_threads_world({.ranks = ranks}, [&](Communicator& comm) {
+    run_world({.ranks = ranks}, [&](Communicator& comm) {
       Arena arena({.poison = true, .huge_pages = false});
       const auto kernels = make_cpu_kernels({});
       std::vector<float> values = values_of(comm.rank(), count, scale);
@@ -48,14 +49,16 @@ INSTANTIATE_TEST_SUITE_P(RanksAndSizes, HalfMean,
 TEST(GradientSync, SendsHalfTheBytesWhereTheWireIsHalfPrecision) {
   constexpr std::int64_t kElements = 1200;
   for (const DType wire : {DType::f32, DType::f16}) {
-    run_threads_world({.ranks = 3}, [&](Communicator& comm) {
+    run_world({.ranks = 3}, [&](Communicator& comm) {
       Arena arena({.huge_pages = false});
       const auto kernels = make_cpu_kernels({});
       std::vector<float> values(kElements, 1.0F);
       Numerics numerics;
       numerics.reduce = wire;
 
-      GradientSync({&comm, kernels.get(), &arena, nullptr, {}, {}}, numerics).reduce(comm, view_of(values, {kElements}), 0);
+      GradientSync({&comm, kernels.get(), &arena, nullptr, {}, {}}, numerics)
+          .start(comm, view_of(values, {kElements}), 0, Progress::on_wait)
+          .wait_host();
 
       EXPECT_EQ(comm.bytes_sent(Purpose::gradient), 2 * kElements * static_cast<std::int64_t>(size_bytes(wire)) * 2 / 3);
       EXPECT_EQ(values.front(), 3.0F);

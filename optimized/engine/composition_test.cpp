@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "core/synthetic_corpus.h"
+#include "optimized/comm/world.h"
 #include "optimized/engine/engine.h"
 #include "optimized/engine/lower.h"
 #include "optimized/hybrid_parallel/whole_tensors.h"
@@ -80,7 +81,7 @@ reference::TrainingRun definition_of(const GptConfig& model) {
 
 template <class Use>
 void with_engines(const GptConfig& model, const TrainingPlan& plan, int steps, const Use& use) {
-  run_threads_world({.ranks = plan.parallel.world_size(), .deadline = std::chrono::milliseconds(20000)}, [&](Communicator& comm) {
+  run_world({.ranks = plan.parallel.world_size(), .deadline = std::chrono::milliseconds(20000)}, [&](Communicator& comm) {
     Arena arena({.poison = true});
     const auto kernels = make_cpu_kernels({});
     Engine engine({&comm, kernels.get(), &arena, nullptr, {}, {}}, {model, plan, clipped(), {}, steps, kSeed});

@@ -45,7 +45,10 @@ Engine::Engine(const RankContext& context, EngineOptions options)
       stage_(context, options_.model, options_.plan, groups_, store_, fp8_scaling()),
       sync_(context, options_.plan.numerics),
       scaler_(options_.plan.loss_scale, scales_loss_dynamically(options_.plan), scales_loss(options_.plan), context.pitfalls),
-      buckets_(buckets_of(options_.plan, store_.parameters())) {}
+      buckets_(buckets_of(options_.plan, store_.parameters())) {
+  if (!CompressedSync::is_active(options_.plan)) return;
+  compressed_ = std::make_unique<CompressedSync>(context_, options_.plan, options_.dropout_seed, groups_, store_.parameters());
+}
 
 StepInputs Engine::inputs_of(const Batch& global_batch, const GlobalBatch& dealt, std::int64_t step, bool training) const {
   TANDEM_CHECK(global_batch.rows == dealt.rows,
@@ -88,7 +91,8 @@ StepResult Engine::train_step(const Batch& global_batch, std::int64_t step) {
   state.valid_tokens = state.rank_tokens;
   if (groups_.grid().size() == 1) know_tokens(state);
   zero_gradients();
-  for (const Operation& operation : program_) execute(operation, state);
+  if (compressed_) compressed_->begin_step(step, scaler_.scale());
+  for (OperationId id = 0; id < std::ssize(program_); ++id) execute(id, state);
   stage_.finish_messages();
   if (groups_.grid().size() == 1) {
     share_totals(state);
@@ -97,11 +101,13 @@ StepResult Engine::train_step(const Batch& global_batch, std::int64_t step) {
   return state.result;
 }
 
-void Engine::execute(const Operation& op, StepState& state) {
+void Engine::execute(OperationId id, StepState& state) {
+  const Operation& op = program_[static_cast<std::size_t>(id)];
+  wait_for_background(program_, op);
   switch (op.kind) {
     case OpKind::allocate: allocate(op); break;
     case OpKind::free: free(op); break;
-    case OpKind::communicate: communicate(op, state); break;
+    case OpKind::communicate: communicate(id, op, state); break;
     case OpKind::gradient_norm: finish_gradients(state); break;
     case OpKind::optimizer: update(state); break;
     case OpKind::compute: {
@@ -113,7 +119,7 @@ void Engine::execute(const Operation& op, StepState& state) {
       }
       const SpanScope span(context_.timeline, context_.timeline != nullptr ? to_string(op) : std::string(), Activity::compute,
                            static_cast<int>(state.step));
-      compute(op);
+      stage_.compute(op);
       if (options_.injected_seconds) {
         std::this_thread::sleep_for(std::chrono::duration<double>(options_.injected_seconds(op)));
       }
@@ -167,18 +173,33 @@ void Engine::round_gradients_to_storage() {
   context_.kernels->convert(memory.view(half, gradients.shape()), gradients);
 }
 
-void Engine::compute(const Operation& op) {
-  wait_for_parameters(op);
-  stage_.compute(op);
+// What the program leaves in the background goes on until an operation that names it; everything else is waited for at once.
+void Engine::start(OperationId id, const Operation& op, UnderWay under_way) {
+  if (op.background) {
+    under_way_.insert_or_assign(id, std::move(under_way));
+    return;
+  }
+  under_way.work.wait_host();
+  if (under_way.then) under_way.then();
 }
 
-void Engine::communicate(const Operation& op, StepState& state) {
+void Engine::wait_for_background(const StepProgram& program, const Operation& op) {
+  for (const OperationId before : op.after) {
+    if (!program[static_cast<std::size_t>(before)].background) continue;
+    auto found = under_way_.extract(before);
+    if (found.empty()) continue;  // waited for by an earlier operation
+    found.mapped().work.wait_host();
+    if (found.mapped().then) found.mapped().then();
+  }
+}
+
+void Engine::communicate(OperationId id, const Operation& op, StepState& state) {
   if (op.purpose == Purpose::gradient) {
-    if (!state.reduced_early || op.bucket < 0) reduce_gradients(op);
+    if (!state.reduced_early || op.bucket < 0) reduce_gradients(id, op);
   } else if (op.purpose == Purpose::parameter) {
-    gather_parameters(op);
+    gather_parameters(id, op);
   } else if (op.purpose == Purpose::activation) {
-    stage_.communicate(op);
+    start(id, op, {stage_.communicate(op), {}});
   } else if (op.axis == GroupAxis::gradient || op.axis == GroupAxis::expert_gradient) {
     share_partials(op, state);
   } else if (op.axis == GroupAxis::model) {
@@ -252,14 +273,16 @@ double Engine::evaluate(const Batch& global_batch) {
   double tokens = 0;
   for (const MicroBatch& micro_batch : inputs.micro_batches) tokens += static_cast<double>(micro_batch.batch.valid_tokens());
   stage_.begin_step(std::move(inputs));
-  for (const Operation& op : evaluation_) {
+  for (OperationId id = 0; id < std::ssize(evaluation_); ++id) {
+    const Operation& op = evaluation_[static_cast<std::size_t>(id)];
+    wait_for_background(evaluation_, op);
     switch (op.kind) {
       case OpKind::allocate: allocate(op); break;
       case OpKind::free: free(op); break;
-      case OpKind::compute: compute(op); break;
+      case OpKind::compute: stage_.compute(op); break;
       case OpKind::communicate:
-        if (op.purpose == Purpose::activation) stage_.communicate(op);
-        if (op.purpose == Purpose::parameter) gather_parameters(op);
+        if (op.purpose == Purpose::activation) start(id, op, {stage_.communicate(op), {}});
+        if (op.purpose == Purpose::parameter) gather_parameters(id, op);
         break;
       default: break;
     }

@@ -13,6 +13,7 @@
 #include "core/optimizer_config.h"
 #include "core/plan.h"
 #include "core/step_program.h"
+#include "optimized/data_parallel/compressed_sync.h"
 #include "optimized/data_parallel/gradient_sync.h"
 #include "optimized/engine/gpt_stage.h"
 #include "optimized/engine/parameter_store.h"
@@ -84,29 +85,39 @@ class Engine {
   /// Scales of fp8 operands; null where the plan has none.
   [[nodiscard]] Fp8Scaling* fp8_scaling() noexcept { return fp8_ ? &*fp8_ : nullptr; }
   [[nodiscard]] const Fp8Scaling* fp8_scaling() const noexcept { return fp8_ ? &*fp8_ : nullptr; }
+  /// What gradient buckets are coded with, and what is left over from earlier steps; null where nothing is compressed.
+  [[nodiscard]] CompressedReduction* compression() noexcept { return compressed_ ? &compressed_->reduction() : nullptr; }
+  [[nodiscard]] const CompressedReduction* compression() const noexcept {
+    return compressed_ ? &compressed_->reduction() : nullptr;
+  }
   /// The program that the last step executed.
   [[nodiscard]] const StepProgram& program() const noexcept { return program_; }
 
  private:
   struct StepState;
+  /// A communication in the background, and what this rank does with its result.
+  struct UnderWay {
+    Work work{};
+    std::function<void()> then{};
+  };
   [[nodiscard]] StepInputs inputs_of(const Batch& global_batch, const GlobalBatch& dealt, std::int64_t step, bool training) const;
-  void execute(const Operation& operation, StepState& state);
+  void execute(OperationId id, StepState& state);
+  void start(OperationId id, const Operation& operation, UnderWay under_way);
+  void wait_for_background(const StepProgram& program, const Operation& operation);
   void allocate(const Operation& operation);
   void free(const Operation& operation);
-  void compute(const Operation& operation);
-  void communicate(const Operation& operation, StepState& state);
+  void communicate(OperationId id, const Operation& operation, StepState& state);
   void finish_micro_batch(const Operation& operation);
   void round_gradients_to_storage();
   void know_tokens(StepState& state);
   void share_totals(StepState& state);
   [[nodiscard]] double loss_scale(const Batch& part, const StepState& state) const;
   void zero_gradients();
-  void reduce_gradients(const Operation& operation);
-  void reduce_bucket(int bucket);
+  void reduce_gradients(OperationId id, const Operation& operation);
+  [[nodiscard]] UnderWay reduce_bucket(int bucket, Progress progress);
   void reduce_all_buckets();
-  void scatter_bucket(const Operation& operation);
-  void gather_parameters(const Operation& operation);
-  void wait_for_parameters(const Operation& operation);
+  [[nodiscard]] UnderWay scatter_bucket(const Operation& operation);
+  void gather_parameters(OperationId id, const Operation& operation);
   void sum_tied_after_scatter(Communicator& replicas, TensorView bucket);
   void reduce_tensor_partials(const Operation& operation);
   void finish_gradients(StepState& state);
@@ -128,7 +139,8 @@ class Engine {
   GradientSync sync_;
   LossScaler scaler_;
   std::vector<GradientBucket> buckets_;
-  std::map<int, Work> gathering_;  // parameters on their way, by bucket
+  std::unique_ptr<CompressedSync> compressed_;  // null: gradients travel as they are
+  std::map<OperationId, UnderWay> under_way_;  // of the program that is executed
   StepProgram program_;
   std::int64_t program_sequence_ = -1;
   StepProgram evaluation_;

@@ -13,11 +13,11 @@
 namespace tandem {
 namespace {
 
-// Gradients of some parameters, as far as this rank keeps them: whole, with ZeRO stages 2 and 3 its parts.
+// Gradients of some parameters, as far as this rank has their sum over the replicas: whole, with ZeRO its parts.
 template <class Which>
 std::vector<TensorView> kept_parts(const ParameterStore& store, const Which& which) {
   std::vector<TensorView> parts;
-  if (store.keeps_whole_gradients()) {
+  if (store.zero_stage() == 0) {
     for (std::size_t i = 0; i < store.size(); ++i) {
       if (which(store.parameters()[i])) parts.push_back(store.gradient(i).flat());
     }
@@ -41,7 +41,7 @@ void Engine::zero_gradients() {
   }
 }
 
-void Engine::reduce_gradients(const Operation& op) {
+void Engine::reduce_gradients(OperationId id, const Operation& op) {
   if (op.bucket == kTensorPartialGradients) {
     reduce_tensor_partials(op);
   } else if (op.bucket == kTiedEmbeddingGradient) {
@@ -53,9 +53,16 @@ void Engine::reduce_gradients(const Operation& op) {
       all_reduce(groups_.of(GroupAxis::embedding), part, {op.purpose, to_string(op)});
     }
   } else if (options_.plan.zero_stage > 0) {
-    scatter_bucket(op);
+    start(id, op, scatter_bucket(op));
   } else {
-    reduce_bucket(op.bucket);
+    start(id, op, reduce_bucket(op.bucket, op.background ? Progress::background : Progress::on_wait));
+  }
+  // Until somebody has waited for the sum, the bucket's memory belongs to it.
+  if (op.background && context_.pitfalls.on(Pitfall::bucket_buffer_reused_in_flight)) {
+    const Interval elements = buckets_[static_cast<std::size_t>(op.bucket)].elements;
+    const bool dealt = options_.plan.zero_stage > 0;
+    context_.kernels->fill(dealt ? store_.unit_gradients(op.bucket) : store_.all_gradients().flat(elements.begin, elements.size()),
+                           0.0);
   }
 }
 
@@ -84,28 +91,32 @@ void Engine::reduce_tensor_partials(const Operation& op) {
   for_each_part([&](TensorView gradient, TensorView part) { copy(part, gradient); });
 }
 
-void Engine::reduce_bucket(int bucket) {
-  if (context_.pitfalls.on(Pitfall::all_reduce_dropped)) return;
+Engine::UnderWay Engine::reduce_bucket(int bucket, Progress progress) {
+  if (context_.pitfalls.on(Pitfall::all_reduce_dropped)) return {};
   const GradientBucket& which = buckets_[static_cast<std::size_t>(bucket)];
   const TensorView gradients = store_.all_gradients().flat(which.elements.begin, which.elements.size());
-  GroupAxis axis = which.experts ? GroupAxis::expert_gradient : GroupAxis::gradient;
+  GroupAxis axis = which.axis();
   // Data ranks of an expert group hold different experts: their gradients have nothing in common but their sizes.
   if (which.experts && context_.pitfalls.on(Pitfall::expert_gradient_reduced_over_data)) axis = GroupAxis::gradient;
   if (!which.experts && context_.pitfalls.on(Pitfall::context_gradients_not_reduced)) axis = GroupAxis::data;
   // A group that is not named is the whole world: other tensor ranks' slices have the same sizes.
   if (!which.experts && context_.pitfalls.on(Pitfall::reduction_over_wrong_group)) axis = GroupAxis::world;
-  if (groups_.size(axis) == 1) return;
+  if (groups_.size(axis) == 1) return {};
   Communicator& replicas = axis == GroupAxis::world ? groups_.world() : groups_.of(axis);
+  UnderWay under_way;
   const bool holds_tied = context_.pitfalls.on(Pitfall::tied_embedding_summed_after_scatter) && store_.find("wte.weight") &&
                           groups_.size(GroupAxis::embedding) > 1 && which.parameters.begin == 0;
   if (holds_tied) {
     sum_tied_after_scatter(replicas, gradients);
+  } else if (compressed_) {
+    under_way.then = compressed_->start(bucket, gradients, progress);
   } else {
-    sync_.reduce(replicas, gradients, bucket);
+    under_way.work = sync_.start(replicas, gradients, bucket, progress);
   }
   if (context_.pitfalls.on(Pitfall::reduced_element_flipped) && replicas.rank() == replicas.size() - 1) {
-    context_.kernels->scale(gradients.flat(gradients.num_elements() / 2, 1), -1.0);
+    under_way.then = [this, gradients] { context_.kernels->scale(gradients.flat(gradients.num_elements() / 2, 1), -1.0); };
   }
+  return under_way;
 }
 
 // Planted: the data ranks' sum of the tied embedding is scattered first, each keeping its part, and the two copies are summed
@@ -126,11 +137,15 @@ void Engine::sum_tied_after_scatter(Communicator& replicas, TensorView bucket) {
   all_reduce(groups_.of(GroupAxis::embedding), tied, {Purpose::gradient, "tied, too late"});
   replicas.all_gather(part, tied, counts, {Purpose::gradient, "gathered embedding"}).wait_host();
   const std::int64_t rest = bucket.num_elements() - elements;
-  if (rest > 0) sync_.reduce(replicas, bucket.flat(elements, rest), 0);
+  if (rest > 0) sync_.start(replicas, bucket.flat(elements, rest), 0, Progress::on_wait).wait_host();
 }
 
 void Engine::reduce_all_buckets() {
-  for (std::size_t i = 0; i < buckets_.size(); ++i) reduce_bucket(static_cast<int>(i));
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    UnderWay under_way = reduce_bucket(static_cast<int>(i), Progress::on_wait);
+    under_way.work.wait_host();
+    if (under_way.then) under_way.then();
+  }
 }
 
 void Engine::finish_gradients(StepState& state) {
@@ -197,6 +212,7 @@ void Engine::update(StepState& state) {
   state.result.learning_rate = scheduled_learning_rate(options_.optimizer, options_.schedule, position, options_.total_steps);
   const double scale = scaler_.scale();
   const bool applied = finish_scaled_step(state);
+  if (compressed_) compressed_->finish_step(applied && state.partials.finite());
   if (!applied) {
     state.result.skipped = true;
     if (steps_count) ++updates_;

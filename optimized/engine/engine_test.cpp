@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "core/synthetic_corpus.h"
+#include "optimized/comm/world.h"
 #include "reference/data_parallel.h"
 #include "reference/training.h"
 
@@ -52,7 +53,7 @@ struct EngineRecord {
 EngineRecord run_engine(const GptConfig& model, const TrainingPlan& plan, const OptimizerConfig& optimizer,
                         const BatchSource& data, int steps) {
   EngineRecord run;
-  run_threads_world({.ranks = plan.parallel.data}, [&](Communicator& comm) {
+  run_world({.ranks = plan.parallel.data}, [&](Communicator& comm) {
     Arena arena({.poison = true});
     const auto kernels = make_cpu_kernels({});
     Engine engine({&comm, kernels.get(), &arena, nullptr, {}}, {model, plan, optimizer, {}, steps, 5});
@@ -165,7 +166,7 @@ TEST(Engine, EvaluatesTheLossThatTrainingReportsWithoutDropout) {
   const GptConfig model = small_model(true, 0.0);
   const SyntheticCorpus corpus = corpus_of(model, RowShape::skewed);
   const TrainingPlan plan = plan_of(3, 2, "fp32");
-  run_threads_world({.ranks = 3}, [&](Communicator& comm) {
+  run_world({.ranks = 3}, [&](Communicator& comm) {
     Arena arena({.poison = true});
     const auto kernels = make_cpu_kernels({});
     Engine engine({&comm, kernels.get(), &arena, nullptr, {}}, {model, plan, {}, {}, 1, 5});
@@ -181,7 +182,7 @@ TEST(Engine, EvaluatesTheLossThatTrainingReportsWithoutDropout) {
 TEST(Engine, EvaluatesInNoMoreActivationsThanItTrainsWith) {
   const GptConfig model = small_model(true, 0.0);
   const SyntheticCorpus corpus = corpus_of(model, RowShape::full);
-  run_threads_world({.ranks = 1}, [&](Communicator& comm) {
+  run_world({.ranks = 1}, [&](Communicator& comm) {
     Arena arena;
     const auto kernels = make_cpu_kernels({});
     Engine engine({&comm, kernels.get(), &arena, nullptr, {}}, {model, plan_of(1, 1, "fp32"), {}, {}, 1, 5});
@@ -200,7 +201,7 @@ TEST(Engine, EvaluatesInNoMoreActivationsThanItTrainsWith) {
 TEST(Engine, GivesBackAllMemoryButItsState) {
   const GptConfig model = small_model(true, 0.1);
   const SyntheticCorpus corpus = corpus_of(model, RowShape::full);
-  run_threads_world({.ranks = 2}, [&](Communicator& comm) {
+  run_world({.ranks = 2}, [&](Communicator& comm) {
     Arena arena;
     const auto kernels = make_cpu_kernels({});
     Engine engine({&comm, kernels.get(), &arena, nullptr, {}}, {model, plan_of(2, 3, "fp32"), {}, {}, 1, 5});

@@ -22,8 +22,8 @@ void rotate_by_last_tensor(const ParameterStore& store, int unit_index) {
 
 // The sum lands in the owned part of the unit's own memory; where gradients are dealt (stages 2 and 3) it is added to what
 // earlier micro-batches have left.
-void Engine::scatter_bucket(const Operation& op) {
-  if (context_.pitfalls.on(Pitfall::all_reduce_dropped)) return;
+Engine::UnderWay Engine::scatter_bucket(const Operation& op) {
+  if (context_.pitfalls.on(Pitfall::all_reduce_dropped)) return {};
   const GradientBucket& unit = store_.units()[static_cast<std::size_t>(op.bucket)];
   Communicator& replicas = groups_.of(unit.axis());
   if (context_.pitfalls.on(Pitfall::buckets_in_arrival_order) && replicas.rank() + 1 == replicas.size()) {
@@ -33,38 +33,26 @@ void Engine::scatter_bucket(const Operation& op) {
   const Interval own = store_.owned(op.bucket);
   const TensorView sum = all.flat(own.begin, own.size());
   const std::vector<std::int64_t> counts = part_sizes(unit, replicas.size());
-  replicas.reduce_scatter(all, sum, counts, {op.purpose, to_string(op), Progress::on_wait}).wait_host();
-  if (!store_.keeps_whole_gradients()) context_.kernels->add(sum, store_.owned_gradients(op.bucket));
+  const Progress progress = op.background ? Progress::background : Progress::on_wait;
+  UnderWay under_way;
+  under_way.work = replicas.reduce_scatter(all, sum, counts, {op.purpose, to_string(op), progress});
+  if (!store_.keeps_whole_gradients()) {
+    under_way.then = [this, sum, bucket = op.bucket] { context_.kernels->add(sum, store_.owned_gradients(bucket)); };
+  }
+  return under_way;
 }
 
-void Engine::gather_parameters(const Operation& op) {
+void Engine::gather_parameters(OperationId id, const Operation& op) {
   const GradientBucket& unit = store_.units()[static_cast<std::size_t>(op.bucket)];
   Communicator& replicas = groups_.of(unit.axis());
   const std::vector<std::int64_t> counts = part_sizes(unit, replicas.size());
   const bool just_in_time = options_.plan.zero_stage == 3;
   if (just_in_time && context_.pitfalls.on(Pitfall::gathered_weights_stale) && store_.was_gathered(op.bucket)) return;
-  // Just in time: other work goes on until an operation needs them. After an update everybody waits at once.
-  const CommOptions options{op.purpose, to_string(op), just_in_time ? Progress::background : Progress::on_wait};
-  Work work = replicas.all_gather(store_.owned_parameters(op.bucket), store_.unit_parameters(op.bucket), counts, options);
-  if (!just_in_time) {
-    work.wait_host();
-    return;
-  }
-  store_.stamp(op.bucket);
-  gathering_.insert_or_assign(op.bucket, std::move(work));
-}
-
-// Before an operation of a layer, or outside all, that may read what is still on its way.
-void Engine::wait_for_parameters(const Operation& op) {
-  for (auto under_way = gathering_.begin(); under_way != gathering_.end();) {
-    const GradientBucket& unit = store_.units()[static_cast<std::size_t>(under_way->first)];
-    if (store_.spec(static_cast<std::size_t>(unit.parameters.begin)).layer != op.layer) {
-      ++under_way;
-      continue;
-    }
-    under_way->second.wait_host();
-    under_way = gathering_.erase(under_way);
-  }
+  const CommOptions options{op.purpose, to_string(op), op.background ? Progress::background : Progress::on_wait};
+  UnderWay under_way;
+  under_way.work = replicas.all_gather(store_.owned_parameters(op.bucket), store_.unit_parameters(op.bucket), counts, options);
+  if (just_in_time) store_.stamp(op.bucket);
+  start(id, op, std::move(under_way));
 }
 
 }  // namespace tandem

@@ -286,7 +286,7 @@ Operation GptStage::begin(const Operation& op) {
 }
 
 void GptStage::compute(const Operation& op) { do_compute(begin(op)); }
-void GptStage::communicate(const Operation& op) { do_communicate(begin(op)); }
+Work GptStage::communicate(const Operation& op) { return do_communicate(begin(op)); }
 
 void GptStage::do_compute(const Operation& op) {
   if (at(op.micro_batch).batch.rows == 0 && op.part != Part::experts && op.part != Part::block) return;

@@ -72,7 +72,8 @@ class GptStage {
   /// Waits until all messages have arrived; before the end of a step.
   void finish_messages();
   void compute(const Operation& op);
-  void communicate(const Operation& op);
+  /// What is left to wait for: of an operation in the background, its result; else nothing.
+  [[nodiscard]] Work communicate(const Operation& op);
 
   [[nodiscard]] StageTotals take_totals() noexcept;
 
@@ -131,7 +132,7 @@ class GptStage {
   // What an operation does; a recomputed one is done as the forward one that it repeats.
   [[nodiscard]] Operation begin(const Operation& op);
   void do_compute(const Operation& op);
-  void do_communicate(const Operation& op);
+  [[nodiscard]] Work do_communicate(const Operation& op);
 
   void embedding_lookup_forward(const Operation& op);
   void embedding_forward(const Operation& op);
@@ -168,9 +169,16 @@ class GptStage {
   template <class Use>
   void for_each_segment(const Operation& op, const Use& use);
 
+  /// Runs `use(tokens, out)` for the tokens whose product is made in this operation: all, or those of the piece by tensor rank,
+  /// into `whole` or the place of the piece in the workspace.
+  template <class Use>
+  void for_tokens_of_piece(const Operation& op, TensorView whole, const Use& use) const;
+
   void linear_weights(const Operation& op, Fp8Linear linear, TensorView x, TensorView dy, TensorView dweight, TensorView dbias);
 
   void mlp(const Operation& op);
+  void mlp_forward(const Operation& op, const BlockActivations& a);
+  void mlp_backward_input(const Operation& op, const BlockActivations& a);
   void mlp_merge(const Operation& op);
   void mlp_weights(const Operation& op);
 
@@ -202,7 +210,8 @@ class GptStage {
                            TensorView logsumexp);
   [[nodiscard]] std::size_t head_index() const { return model_.tied ? *wte_ : *lm_head_; }
 
-  void sum_over_tensor_ranks(const Operation& op, TensorView full, TensorView slice);
+  [[nodiscard]] Work sum_over_tensor_ranks(const Operation& op, TensorView full, TensorView slice);
+  [[nodiscard]] Work sum_piece(const Operation& op, int pieces, TensorView slice);
   void gather_slices(const Operation& op, TensorView full);
   void gather_embedding_gradient(const Operation& op);
   void send_message(const Operation& op);
@@ -218,6 +227,7 @@ class GptStage {
              std::int64_t width) const;
   void trace_logits(const Operation& op, std::string_view what, TensorView logits, Interval tokens) const;
   void trace_hidden(const Operation& op, std::string_view what, TensorView values, Tokens tokens) const;
+  void trace_wide(const Operation& op, std::string_view what, TensorView values, Interval tokens) const;
   void trace_rows(const Operation& op, std::string name, TensorView values, Interval tokens, std::vector<Interval> columns,
                   std::int64_t width) const;
   [[nodiscard]] bool tracing() const { return static_cast<bool>(context_.trace) && inputs_.training && !recomputing_; }

@@ -81,7 +81,7 @@ std::int64_t ring_elements(const LocalModel& local, const MicroBatchShape& shape
 PassWorkspace carve_pass_workspace(Carver& carver, const LocalModel& local, const MicroBatchShape& shape, bool forward) {
   const GptConfig& model = local.model;
   PassWorkspace w;
-  if (forward && local.sequence_parallel) w.partial = carver.take({shape.tokens(), model.hidden});
+  if (local.sequence_parallel && (forward || local.tensor_chunks > 1)) w.partial = carver.take({shape.tokens(), model.hidden});
   if (local.context_ranks > 1) {
     std::int64_t largest = 0;
     for (int rank = 0; rank < local.context_ranks; ++rank) largest = std::max(largest, ring_elements(local, shape, rank));

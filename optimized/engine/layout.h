@@ -58,7 +58,8 @@ BlockGradients carve_block_gradients(Carver& carver, const LocalModel& local, co
 
 /// Scratch of one forward or one backward pass of a chunk.
 struct PassWorkspace {
-  TensorView partial;      ///< [tokens, hidden], not yet reduce-scattered; forward under sequence parallelism
+  /// [tokens, hidden], not yet reduce-scattered; under sequence parallelism, in backward only where products are made in pieces
+  TensorView partial;
   TensorView ring[2];      ///< keys and values of another context rank, and in backward their gradients, flat
   TensorView own, remote;  ///< all-to-all buffers of the experts: [experts, own slots, hidden], [local experts, received, hidden]
   TensorView gate_gradient;  ///< [tokens, choices]; backward

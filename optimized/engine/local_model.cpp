@@ -2,6 +2,7 @@
 #include "optimized/engine/local_model.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "optimized/context_parallel/zigzag.h"
 #include "optimized/tensor_parallel/vocabulary_loss.h"
@@ -26,7 +27,8 @@ LocalModel local_model(const GptConfig& model, const TrainingPlan& plan, const P
           here.data,
           plan.sequence_parallel,
           plan.recompute,
-          plan.attention == "materialized"};
+          plan.attention == "materialized",
+          plan.overlap.tensor_chunks};
 }
 
 MicroBatchShape micro_batch_shape(const LocalModel& local, const GlobalBatch& batch, std::int64_t row_tokens, int micro_batch) {
@@ -54,6 +56,40 @@ std::vector<std::int64_t> slice_counts(const LocalModel& local, const MicroBatch
     counts.push_back(balanced_part(shape.tokens(), local.tensor_ranks, rank).size() * width);
   }
   return counts;
+}
+
+int product_pieces(const LocalModel& local, const MicroBatchShape& shape, Phase phase, Part part) {
+  const bool forward = phase == Phase::forward || phase == Phase::recompute;
+  const bool of_mlp = part == Part::mlp && phase != Phase::backward_weight;
+  const bool scattered =
+      of_mlp || (forward && part == Part::attention_out) || (phase == Phase::backward_input && part == Part::attention_in);
+  if (!local.sequence_parallel || !scattered) return 1;
+  const std::int64_t longest = (shape.tokens() + local.tensor_ranks - 1) / local.tensor_ranks;
+  return static_cast<int>(std::clamp<std::int64_t>(longest, 1, local.tensor_chunks));
+}
+
+Interval piece_of_slice(const LocalModel& local, const MicroBatchShape& shape, int rank, int piece, int pieces) {
+  const Interval slice = balanced_part(shape.tokens(), local.tensor_ranks, rank);
+  const Interval part = balanced_part(slice.size(), pieces, piece);
+  return {slice.begin + part.begin, slice.begin + part.end};
+}
+
+std::vector<std::int64_t> piece_counts(const LocalModel& local, const MicroBatchShape& shape, int piece, int pieces,
+                                       std::int64_t width) {
+  std::vector<std::int64_t> counts;
+  for (int rank = 0; rank < local.tensor_ranks; ++rank) {
+    counts.push_back(piece_of_slice(local, shape, rank, piece, pieces).size() * width);
+  }
+  return counts;
+}
+
+std::int64_t piece_begin(const LocalModel& local, const MicroBatchShape& shape, int piece, int pieces) {
+  std::int64_t begin = 0;
+  for (int before = 0; before < piece; ++before) {
+    const std::vector<std::int64_t> counts = piece_counts(local, shape, before, pieces, 1);
+    begin = std::accumulate(counts.begin(), counts.end(), begin);
+  }
+  return begin;
 }
 
 BlockStorage block_storage(const RecomputeConfig& recompute, Interval layers, int layer) {

@@ -7,6 +7,7 @@
 #include "core/batch.h"
 #include "core/model_config.h"
 #include "core/process_grid.h"
+#include "core/step_program.h"
 
 namespace tandem {
 
@@ -20,6 +21,7 @@ struct LocalModel {
   bool sequence_parallel = false;
   RecomputeConfig recompute{};
   bool materialized_attention = false;
+  int tensor_chunks = 1;  ///< OverlapConfig, at least 1
 
   [[nodiscard]] int heads() const noexcept { return model.heads / tensor_ranks; }
   [[nodiscard]] std::int64_t attention_width() const noexcept { return model.hidden / tensor_ranks; }
@@ -50,6 +52,19 @@ struct MicroBatchShape {
 [[nodiscard]] Interval token_slice(const LocalModel& local, const MicroBatchShape& shape);
 /// [tensor ranks] sizes of all slices in elements of `width`, for all_gather and reduce_scatter.
 [[nodiscard]] std::vector<std::int64_t> slice_counts(const LocalModel& local, const MicroBatchShape& shape, std::int64_t width);
+
+/// Pieces that a product is made in, each summed over the tensor ranks while the next is computed: of attention_out and mlp
+/// (forward), mlp and attention_in (backward_input) under sequence parallelism tensor_chunks, or as many as the longest slice has
+/// tokens, at least 1; of all else 1. No experts: their products are dealt by expert, not by token.
+[[nodiscard]] int product_pieces(const LocalModel& local, const MicroBatchShape& shape, Phase phase, Part part);
+/// Piece i of a product is the i-th part of every rank's slice, so that scattering it gives each rank the i-th part of its own.
+/// Tokens of that of rank `rank`; may be empty.
+[[nodiscard]] Interval piece_of_slice(const LocalModel& local, const MicroBatchShape& shape, int rank, int piece, int pieces);
+/// [tensor ranks] sizes of these in elements of `width`.
+[[nodiscard]] std::vector<std::int64_t> piece_counts(const LocalModel& local, const MicroBatchShape& shape, int piece, int pieces,
+                                                     std::int64_t width);
+/// Tokens of all ranks in pieces [0, piece): where the piece begins in a buffer that holds one piece after the other.
+[[nodiscard]] std::int64_t piece_begin(const LocalModel& local, const MicroBatchShape& shape, int piece, int pieces);
 
 /// What of a block's activations is kept from its forward to its backward pass; the rest is computed again.
 struct BlockStorage {

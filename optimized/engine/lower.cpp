@@ -6,27 +6,11 @@
 
 #include "core/pipeline_layout.h"
 #include "optimized/data_parallel/buckets.h"
+#include "optimized/engine/gradient_sources.h"
 #include "optimized/engine/lowering.h"
 
 namespace tandem {
 namespace {
-
-// Where a parameter is read and its gradient comes from, as RankExpectation::bucket_sources counts. `embedding` and `tied_head`:
-// whether this rank uses the token embedding so.
-std::vector<int> sources_of(const LocalParameter& parameter, bool embedding, bool tied_head) {
-  if (parameter.spec.layer >= 0) return {parameter.spec.layer};
-  switch (parameter.spec.kind) {
-    case ParameterKind::position_embedding: return {kPositionSource};
-    case ParameterKind::norm_weight:
-    case ParameterKind::norm_bias: return {kFinalNormSource};
-    case ParameterKind::token_embedding: break;
-    default: return {kHeadSource};
-  }
-  std::vector<int> sources;
-  if (embedding) sources.push_back(kEmbeddingSource);
-  if (tied_head) sources.push_back(kHeadSource);
-  return sources;
-}
 
 RankExpectation expectation_of(const TrainingPlan& plan, const GptConfig& model, std::int64_t sequence, const ProcessGrid& grid,
                                int rank) {
@@ -43,14 +27,19 @@ RankExpectation expectation_of(const TrainingPlan& plan, const GptConfig& model,
   expected.ring_steps = plan.parallel.context;
   expected.experts = model.experts > 0;
   expected.zero_stage = plan.zero_stage;
+  for (int micro_batch = 0; micro_batch < expected.micro_batches; ++micro_batch) {
+    const LocalModel local = local_model(model, plan, grid, rank);
+    const MicroBatchShape shape = micro_batch_shape(local, plan.batch, sequence, micro_batch);
+    expected.product_pieces.push_back(product_pieces(local, shape, Phase::forward, Part::attention_out));
+  }
   expected.head_pieces = head_pieces(micro_batch_shape(local_model(model, plan, grid, rank), plan.batch, sequence, 0));
   const std::vector<LocalParameter> parameters = local_parameters(model, plan, grid, rank);
   for (const GradientBucket& bucket : buckets_of(plan, parameters)) {
     const std::size_t replicas = grid.group(bucket.experts ? GroupAxis::expert_gradient : GroupAxis::gradient, rank).size();
     std::vector<int> sources;
     for (std::int64_t p = bucket.parameters.begin; p < bucket.parameters.end; ++p) {
-      const auto more = sources_of(parameters[static_cast<std::size_t>(p)], expected.embedding_chunk >= 0,
-                                   expected.head_chunk >= 0 && model.tied);
+      const auto more = gradient_sources(parameters[static_cast<std::size_t>(p)], expected.embedding_chunk >= 0,
+                                         expected.head_chunk >= 0 && model.tied);
       sources.insert(sources.end(), more.begin(), more.end());
     }
     std::sort(sources.begin(), sources.end());

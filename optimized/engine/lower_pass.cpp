@@ -47,29 +47,21 @@ void Lowering::compute(const Pass& pass, Part part, int layer, double flops, int
   Operation op = operation(OpKind::compute, pass, part, layer);
   op.piece = piece;
   op.flops = flops;
+  op.after = std::exchange(pieces_, std::exchange(late_pieces_, {}));
   push(std::move(op));
 }
 
 void Lowering::communicate(const Pass& pass, Collective collective, GroupAxis axis, Part part, int layer, std::int64_t elements,
-                           int piece) {
+                           int piece, Timing timing) {
   if (grid_.group(axis, rank_).size() == 1) return;
   Operation op = operation(OpKind::communicate, pass, part, layer);
   op.collective = collective;
   op.axis = axis;
   op.purpose = Purpose::activation;
   op.piece = piece;
+  op.background = timing == Timing::background;
   op.bytes = elements * static_cast<std::int64_t>(size_bytes(plan_.numerics.storage));
   push(std::move(op));
-}
-
-void Lowering::sum_over_tensor_ranks(const Pass& pass, Part part, int layer) {
-  communicate(pass, local_.sequence_parallel ? Collective::reduce_scatter : Collective::all_reduce, GroupAxis::tensor, part,
-              layer, pass.shape.tokens() * local_.model.hidden);
-}
-
-void Lowering::gather_slices(const Pass& pass, Part part, int layer) {
-  if (!local_.sequence_parallel) return;
-  communicate(pass, Collective::all_gather, GroupAxis::tensor, part, layer, pass.shape.tokens() * local_.model.hidden);
 }
 
 void Lowering::memory(OpKind kind, const Pass& pass, MemoryCategory category, Part part, int layer, std::int64_t bytes,
@@ -128,7 +120,7 @@ void Lowering::forward(const Pass& pass, bool evaluation) {
   const Interval layers = layers_of(pass);
   for (auto layer = static_cast<int>(layers.begin); layer < layers.end; ++layer) {
     gather_layer(pass, layer);
-    if (layer + 1 < layers.end) gather_layer(pass, layer + 1);  // on its way while this one is computed
+    if (layer + 1 < layers.end) gather_ahead(pass, layer + 1);
     forward_block(pass, layer);
     release_layer(pass, layer);
     free_what_is_recomputed(pass, layer);
@@ -173,8 +165,7 @@ void Lowering::attention_forward(const Pass& pass, int layer) {
     communicate(pass, Collective::ring_shift, GroupAxis::context, Part::attention_core, layer,
                 ring_elements(local_, pass.shape, origin), step);
   }
-  compute(pass, Part::attention_out, layer, product(tokens, width, hidden));
-  sum_over_tensor_ranks(pass, Part::attention_out, layer);
+  summed_product(pass, Part::attention_out, layer, product(tokens, width, hidden));
   compute(pass, Part::attention_merge, layer, 0);
   compute(pass, Part::norm_2, layer, 0);
   gather_slices(pass, Part::norm_2, layer);
@@ -185,8 +176,11 @@ void Lowering::forward_mlp(const Pass& pass, int layer) {
   // The block's output may have been kept: then what leads to it alone is left out.
   const bool to_the_end = pass.phase == Phase::forward || !storage_of(pass, layer).out;
   if (model.experts == 0) {
-    compute(pass, Part::mlp, layer, to_the_end ? mlp_flops(local_, pass.shape) : mlp_flops(local_, pass.shape) / 2);
-    if (to_the_end) sum_over_tensor_ranks(pass, Part::mlp, layer);
+    if (to_the_end) {
+      summed_product(pass, Part::mlp, layer, mlp_flops(local_, pass.shape));
+    } else {
+      compute(pass, Part::mlp, layer, mlp_flops(local_, pass.shape) / 2);
+    }
     return;
   }
   compute(pass, Part::router, layer, router_flops(local_, pass.shape));
@@ -262,7 +256,7 @@ void Lowering::backward_input(const Pass& pass, bool with_weights) {
   const Interval layers = layers_of(pass);
   for (auto layer = static_cast<int>(layers.end) - 1; layer >= layers.begin; --layer) {
     gather_layer(pass, layer);
-    if (layer > layers.begin) gather_layer(pass, layer - 1);
+    if (layer > layers.begin) gather_ahead(pass, layer - 1);
     recompute_before(pass, layer);
     memory(OpKind::allocate, forward, MemoryCategory::workspace, Part::block, layer, bytes_of(carve_block_gradients, pass));
     backward_block(pass, layer);
@@ -314,16 +308,14 @@ void Lowering::backward_block(const Pass& pass, int layer) {
     communicate(pass, Collective::ring_shift, GroupAxis::context, Part::attention_core, layer,
                 copies * ring_elements(local_, pass.shape, origin), step);
   }
-  compute(pass, Part::attention_in, layer, product(tokens, hidden, 3 * width));
-  sum_over_tensor_ranks(pass, Part::attention_in, layer);
+  summed_product(pass, Part::attention_in, layer, product(tokens, hidden, 3 * width));
   compute(pass, Part::norm_1, layer, 0);
 }
 
 void Lowering::backward_mlp(const Pass& pass, int layer) {
   const GptConfig& model = local_.model;
   if (model.experts == 0) {
-    compute(pass, Part::mlp, layer, mlp_flops(local_, pass.shape));
-    sum_over_tensor_ranks(pass, Part::mlp, layer);
+    summed_product(pass, Part::mlp, layer, mlp_flops(local_, pass.shape));
     return;
   }
   const std::int64_t sent = model.experts * expert_slots(local_, pass.shape).own * model.hidden;

@@ -51,7 +51,10 @@ void Lowering::gather(const Pass& pass, int unit) {
   const Operation allocation = unit_operation(OpKind::allocate, pass, unit, MemoryCategory::parameters);
   gathered_.emplace(unit, allocation);
   push(allocation);
-  push(unit_operation(OpKind::communicate, pass, unit, MemoryCategory::parameters));
+  Operation op = unit_operation(OpKind::communicate, pass, unit, MemoryCategory::parameters);
+  op.background = plan_.overlap.prefetch;
+  const OperationId id = push(std::move(op));
+  if (plan_.overlap.prefetch) gathering_.emplace(unit, id);
 }
 
 void Lowering::release(const Pass& /*pass*/, int unit) {
@@ -68,6 +71,24 @@ void Lowering::gather_layer(const Pass& pass, int layer) {
   gather(pass, units_.experts(layer));
 }
 
+void Lowering::gather_ahead(const Pass& pass, int layer) {
+  if (plan_.overlap.prefetch) gather_layer(pass, layer);
+}
+
+// Parameters that an operation of a layer, or outside all, reads must have come. One wait for all units of the layer.
+std::vector<OperationId> Lowering::take_gathers(int layer) {
+  std::vector<OperationId> waits;
+  for (auto under_way = gathering_.begin(); under_way != gathering_.end();) {
+    if (units_.layers[static_cast<std::size_t>(under_way->first)] != layer) {
+      ++under_way;
+      continue;
+    }
+    waits.push_back(under_way->second);
+    under_way = gathering_.erase(under_way);
+  }
+  return waits;
+}
+
 void Lowering::release_layer(const Pass& pass, int layer) {
   release(pass, units_.block(layer));
   release(pass, units_.experts(layer));
@@ -76,6 +97,7 @@ void Lowering::release_layer(const Pass& pass, int layer) {
 void Lowering::open_gradients(const Pass& pass, int unit, int additions) {
   if (!is_dealt(unit, 2)) return;
   additions_[unit] += additions;
+  if (scattering_.contains(unit)) free_scattered();
   if (opened_.contains(unit)) return;
   const Operation allocation = unit_operation(OpKind::allocate, pass, unit, MemoryCategory::gradients);
   opened_.emplace(unit, allocation);
@@ -84,11 +106,29 @@ void Lowering::open_gradients(const Pass& pass, int unit, int additions) {
 
 void Lowering::close_gradients(const Pass& pass, int unit) {
   if (!is_dealt(unit, 2) || --additions_[unit] > 0) return;
-  push(unit_operation(OpKind::communicate, pass, unit, MemoryCategory::gradients));
-  Operation release = opened_.at(unit);
-  release.kind = OpKind::free;
-  opened_.erase(unit);
-  push(std::move(release));
+  Operation op = unit_operation(OpKind::communicate, pass, unit, MemoryCategory::gradients);
+  op.background = plan_.overlap.gradients;
+  const OperationId id = push(std::move(op));
+  // With overlap a unit's sum has the time of the next layer's backward pass, and the gradients of both exist at once.
+  if (plan_.overlap.gradients) free_scattered(units_.layers[static_cast<std::size_t>(unit)]);
+  scattering_.emplace(unit, id);
+  if (!plan_.overlap.gradients) free_scattered();
+}
+
+void Lowering::free_scattered(int but_of_layer) {
+  for (auto under_way = scattering_.begin(); under_way != scattering_.end();) {
+    const auto [unit, sum] = *under_way;
+    if (but_of_layer >= 0 && units_.layers[static_cast<std::size_t>(unit)] == but_of_layer) {
+      ++under_way;
+      continue;
+    }
+    Operation release = opened_.at(unit);
+    release.kind = OpKind::free;
+    if (plan_.overlap.gradients) release.after = {sum};
+    opened_.erase(unit);
+    push(std::move(release));
+    under_way = scattering_.erase(under_way);
+  }
 }
 
 // Stages 1 and 2: everybody gets what the owners have updated.

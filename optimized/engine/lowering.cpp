@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/engine/lowering.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "optimized/data_parallel/buckets.h"
+#include "optimized/data_parallel/compressed_sync.h"
+#include "optimized/engine/gradient_sources.h"
+#include "optimized/engine/insert_behind.h"
 #include "optimized/loss_scaling/fp8.h"
 #include "optimized/zero/ownership.h"
 
@@ -50,10 +54,16 @@ Lowering::Pass Lowering::pass_of(Phase phase, int chunk, int micro_batch) const 
 }
 
 OperationId Lowering::push(Operation op) {
-  // A rank's operations are a chain: each waits for the one before.
-  if (!program_.empty()) op.after = {static_cast<OperationId>(program_.size()) - 1};
+  // A rank's operations are a chain: each waits for the one before, but for those that go on in the background.
+  if (last_foreground_ >= 0) op.after.push_back(last_foreground_);
+  if (op.kind == OpKind::compute) {
+    const std::vector<OperationId> gathers = take_gathers(op.layer);
+    op.after.insert(op.after.end(), gathers.begin(), gathers.end());
+  }
+  const auto id = static_cast<OperationId>(program_.size());
+  if (!op.background) last_foreground_ = id;
   program_.push_back(std::move(op));
-  return static_cast<OperationId>(program_.size()) - 1;
+  return id;
 }
 
 StepProgram Lowering::program() {
@@ -105,39 +115,91 @@ void Lowering::scalars(std::int64_t count) {
 }
 
 void Lowering::reduce_gradients() {
-  const auto element_bytes = static_cast<std::int64_t>(size_bytes(plan_.numerics.accumulate));
-  const auto reduce = [&](GroupAxis axis, int bucket, std::int64_t bytes, Collective collective) {
-    if (grid_.group(axis, rank_).size() == 1 || bytes == 0) return;
+  free_scattered();
+  if (plan_.zero_stage < 2) reduce_buckets();
+  sums_of_copies();
+}
+
+void Lowering::reduce_buckets() {
+  const auto wire_bytes = static_cast<std::int64_t>(size_bytes(plan_.numerics.reduce));
+  const std::vector<GradientBucket> buckets = buckets_of(plan_, parameters_);
+  std::vector<Insertion> early;
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    if (grid_.group(buckets[i].axis(), rank_).size() == 1) continue;
     Operation op;
     op.kind = OpKind::communicate;
-    op.collective = collective;
-    op.axis = axis;
+    op.collective = plan_.zero_stage == 1 ? Collective::reduce_scatter : Collective::all_reduce;
+    op.axis = buckets[i].axis();
     op.purpose = Purpose::gradient;
-    op.bucket = bucket;
-    op.bytes = bytes;
-    push(std::move(op));
-  };
-  // What this rank keeps when the passes are done: everything, or with ZeRO stages 2 and 3 its parts.
+    op.bucket = static_cast<int>(i);
+    op.bytes = buckets[i].elements.size() * wire_bytes;
+    if (plan_.compression.codec != "none") {
+      const auto ranks = static_cast<int>(grid_.group(buckets[i].axis(), rank_).size());
+      op.bytes = compressed_bucket_bytes(plan_.compression, parameters_, buckets[i], ranks);
+    }
+    if (!plan_.overlap.gradients) {
+      push(std::move(op));
+      continue;
+    }
+    op.background = true;
+    const OperationId behind = last_contribution(buckets[i]);
+    op.after = {behind};
+    early.push_back({behind, std::move(op)});
+  }
+  if (early.empty()) return;
+  Inserted result = insert_behind(std::move(program_), std::move(early));
+  program_ = std::move(result.program);
+  reducing_ = std::move(result.inserted);
+  last_foreground_ = result.moved_to[static_cast<std::size_t>(last_foreground_)];
+}
+
+// The last operation that adds to one of the bucket's gradients.
+OperationId Lowering::last_contribution(const GradientBucket& bucket) const {
+  std::vector<int> sources;
+  for (std::int64_t p = bucket.parameters.begin; p < bucket.parameters.end; ++p) {
+    const bool head = stages_.holds_head(here_.pipeline) && local_.model.tied;
+    const std::vector<int> more =
+        gradient_sources(parameters_[static_cast<std::size_t>(p)], stages_.holds_embedding(here_.pipeline), head);
+    sources.insert(sources.end(), more.begin(), more.end());
+  }
+  // Planted: the one before the last, when the bucket is as good as full.
+  int passed_over = pitfalls_.on(Pitfall::bucket_sent_before_filled) ? 1 : 0;
+  for (auto id = static_cast<OperationId>(program_.size()) - 1; id >= 0; --id) {
+    const Operation& op = program_[static_cast<std::size_t>(id)];
+    const bool adds = std::any_of(sources.begin(), sources.end(), [&](int source) { return adds_to(op, source); });
+    if (adds && passed_over-- == 0) return id;
+  }
+  return last_foreground_;
+}
+
+// Over the ranks that hold copies of a parameter, each with the gradient of its own use of it: sums of what this rank keeps when
+// its buckets are reduced, everything, or with ZeRO its parts.
+void Lowering::sums_of_copies() {
+  const auto element_bytes = static_cast<std::int64_t>(size_bytes(plan_.numerics.accumulate));
   std::int64_t partial = 0;
   std::int64_t tied = 0;
   std::int64_t begin = 0;
   const Ownership owned = ownership(parameters_, plan_, grid_, rank_);
   for (const LocalParameter& parameter : parameters_) {
     const Interval elements = {begin, begin + parameter.num_elements()};
-    const std::int64_t kept = plan_.zero_stage >= 2 ? owned.kept(elements) : elements.size();
+    const std::int64_t kept = plan_.zero_stage >= 1 ? owned.kept(elements) : elements.size();
     begin = elements.end;
     if (parameter.tensor_partial_gradient) partial += kept * element_bytes;
     if (parameter.tied_copy) tied += kept * element_bytes;
   }
-  reduce(GroupAxis::tensor, kTensorPartialGradients, partial, Collective::all_reduce);
-  reduce(GroupAxis::embedding, kTiedEmbeddingGradient, tied, Collective::all_reduce);
-  if (plan_.zero_stage >= 2) return;
-  const auto wire_bytes = static_cast<std::int64_t>(size_bytes(plan_.numerics.reduce));
-  const std::vector<GradientBucket> buckets = buckets_of(plan_, parameters_);
-  for (std::size_t i = 0; i < buckets.size(); ++i) {
-    reduce(buckets[i].axis(), static_cast<int>(i), buckets[i].elements.size() * wire_bytes,
-           plan_.zero_stage == 1 ? Collective::reduce_scatter : Collective::all_reduce);
-  }
+  const auto reduce = [&](GroupAxis axis, int bucket, std::int64_t bytes) {
+    if (grid_.group(axis, rank_).size() == 1 || bytes == 0) return;
+    Operation op;
+    op.kind = OpKind::communicate;
+    op.axis = axis;
+    op.purpose = Purpose::gradient;
+    op.bucket = bucket;
+    op.bytes = bytes;
+    op.after = std::exchange(reducing_, {});
+    push(std::move(op));
+  };
+  reduce(GroupAxis::tensor, kTensorPartialGradients, partial);
+  reduce(GroupAxis::embedding, kTiedEmbeddingGradient, tied);
 }
 
 void Lowering::sum_of_scalars(GroupAxis axis, std::int64_t count) {
@@ -153,12 +215,19 @@ void Lowering::sum_of_scalars(GroupAxis axis, std::int64_t count) {
 void Lowering::finish_step() {
   Operation norm;
   norm.kind = OpKind::gradient_norm;
+  norm.after = std::exchange(reducing_, {});
+  std::vector<OperationId> forgotten;
+  if (pitfalls_.on(Pitfall::wait_missing_before_norm) && !norm.after.empty()) {
+    forgotten.push_back(norm.after.back());
+    norm.after.pop_back();
+  }
   push(std::move(norm));
   norm_partials();
   sum_of_scalars(GroupAxis::model, 1);
   if (scales_loss(plan_)) scalars(1);  // whether any rank has a gradient that is not finite
   Operation optimizer;
   optimizer.kind = OpKind::optimizer;
+  optimizer.after = std::move(forgotten);
   push(std::move(optimizer));
   update_gathers();
   scalars(local_.model.experts > 0 ? 4 : 1);  // loss; with experts also the auxiliary loss, kept and dropped assignments

@@ -46,6 +46,9 @@ class Lowering {
   void scalars(std::int64_t count);
   void sum_of_scalars(GroupAxis axis, std::int64_t count);
   void reduce_gradients();
+  void reduce_buckets();
+  [[nodiscard]] OperationId last_contribution(const GradientBucket& bucket) const;
+  void sums_of_copies();
   void finish_step();
   OperationId push(Operation op);
 
@@ -76,10 +79,14 @@ class Lowering {
   void gather(const Pass& pass, int unit);   ///< nothing where it is here
   void release(const Pass& pass, int unit);  ///< nothing where it is not
   void gather_layer(const Pass& pass, int layer);
+  void gather_ahead(const Pass& pass, int layer);  ///< on its way while another layer is computed; nothing without prefetch
+  [[nodiscard]] std::vector<OperationId> take_gathers(int layer);
   void release_layer(const Pass& pass, int layer);
   /// `additions` more operations will add to the unit's gradient, each followed by close_gradients(); the last one reduces it.
   void open_gradients(const Pass& pass, int unit, int additions);
   void close_gradients(const Pass& pass, int unit);
+  /// Gradients of units whose reduce_scatter is under way, for which the free waits.
+  void free_scattered(int but_of_layer = -1);
   void update_gathers();
   [[nodiscard]] bool is_dealt(int unit, int stage) const;
   [[nodiscard]] Operation unit_operation(OpKind kind, const Pass& pass, int unit, MemoryCategory category) const;
@@ -87,8 +94,12 @@ class Lowering {
 
   [[nodiscard]] static Operation operation(OpKind kind, const Pass& pass, Part part, int layer);
   void compute(const Pass& pass, Part part, int layer, double flops, int piece = 0);
+  enum class Timing : std::uint8_t { at_once, background };
   void communicate(const Pass& pass, Collective collective, GroupAxis axis, Part part, int layer, std::int64_t elements,
-                   int piece = 0);
+                   int piece = 0, Timing timing = Timing::at_once);
+  /// `part` and the sum over the tensor ranks of what it leaves; in pieces, each summed in the background while the next is
+  /// computed, where the plan has tensor_chunks. The next compute() waits for all of them.
+  void summed_product(const Pass& pass, Part part, int layer, double flops);
   /// Sum over the tensor ranks of what `part` left, whole or, under sequence parallelism, each rank its slice.
   void sum_over_tensor_ranks(const Pass& pass, Part part, int layer);
   void gather_slices(const Pass& pass, Part part, int layer);
@@ -140,10 +151,16 @@ class Lowering {
   PipelineMessages messages_;
   std::vector<LocalParameter> parameters_;
   Units units_;
-  std::map<int, Operation> gathered_;  // units whose parameters are here: the allocation
-  std::map<int, Operation> opened_;    // units whose gradients are here
-  std::map<int, int> additions_;       // to them, not yet closed
+  std::map<int, Operation> gathered_;      // units whose parameters are here: the allocation
+  std::map<int, Operation> opened_;        // units whose gradients are here
+  std::map<int, int> additions_;           // to them, not yet closed
+  std::map<int, OperationId> gathering_;   // units whose parameters are on their way
+  std::map<int, OperationId> scattering_;  // units whose gradients are
+  std::vector<OperationId> reducing_;      // buckets that are reduced in the background
+  std::vector<OperationId> pieces_;        // of a product, summed in the background
+  std::vector<OperationId> late_pieces_;   // planted: waited for one operation too late
   StepProgram program_;
+  OperationId last_foreground_ = -1;
   std::vector<Operation> sent_;  // messages under way, whose buffers are freed before the next backward pass
 };
 

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "core/synthetic_corpus.h"
+#include "optimized/comm/world.h"
 #include "optimized/engine/engine.h"
 #include "optimized/engine/lower.h"
 #include "reference/training.h"
@@ -73,7 +74,7 @@ EngineRecord run_engine(const GptConfig& model, const TrainingPlan& plan, const 
                         const BatchSource& data, int steps) {
   EngineRecord run;
   std::mutex mutex;
-  run_threads_world({.ranks = plan.parallel.world_size(), .deadline = std::chrono::milliseconds(20000)}, [&](Communicator& comm) {
+  run_world({.ranks = plan.parallel.world_size(), .deadline = std::chrono::milliseconds(20000)}, [&](Communicator& comm) {
     Arena arena({.poison = true});
     const auto kernels = make_cpu_kernels({});
     Engine engine({&comm, kernels.get(), &arena, nullptr, {}, {}}, {model, plan, optimizer, {}, steps, 5});
@@ -147,7 +148,7 @@ TEST_P(ParallelEngine, EvaluatesTheLossThatTrainingReportsWithoutDropout) {
   const TrainingPlan plan = plan_of(GetParam());
   const SyntheticCorpus corpus(
       {.vocabulary = model.vocabulary, .sequence = model.sequence, .seed = 3, .row_shape = RowShape::packed});
-  run_threads_world({.ranks = plan.parallel.world_size(), .deadline = std::chrono::milliseconds(20000)}, [&](Communicator& comm) {
+  run_world({.ranks = plan.parallel.world_size(), .deadline = std::chrono::milliseconds(20000)}, [&](Communicator& comm) {
     Arena arena({.poison = true});
     const auto kernels = make_cpu_kernels({});
     Engine engine({&comm, kernels.get(), &arena, nullptr, {}, {}}, {model, plan, {}, {}, 1, 5, {}});

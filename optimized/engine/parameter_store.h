@@ -67,6 +67,7 @@ class ParameterStore {
   /// on the device.
   [[nodiscard]] HostOffload* offload() noexcept { return offload_.get(); }
   [[nodiscard]] bool keeps_whole_gradients() const noexcept { return zero_stage_ < 2; }
+  [[nodiscard]] int zero_stage() const noexcept { return zero_stage_; }
   /// Every gradient that is kept, as one flat tensor: all, or the owned parts.
   [[nodiscard]] TensorView kept_gradients() const;
 

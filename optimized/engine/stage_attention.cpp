@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // middle = h + dropout(c_proj(attention(c_attn(ln_1(h))))): heads are dealt to tensor ranks, so c_attn is column-parallel and
 // c_proj row-parallel.
-#include "optimized/engine/gpt_stage.h"
+#include "optimized/engine/stage_pieces.h"
 
 namespace tandem {
 
@@ -43,8 +43,8 @@ void GptStage::attention_in(const Operation& op) {
   if (forward) {
     k.linear_forward(operand(op, linear, Fp8Operand::x, a.norm1_out).values, weight.values, parameter(p.qkv_bias), a.qkv);
   }
-  if (!forward && local_.context_ranks > 1) take_home_key_value_gradients(op);
-  if (tracing()) {
+  if (!forward && op.piece == 0 && local_.context_ranks > 1) take_home_key_value_gradients(op);
+  if (tracing() && op.piece == 0) {
     const std::int64_t width = local_.attention_width();
     std::vector<Interval> columns;
     for (std::int64_t third = 0; third < 3; ++third) {
@@ -53,7 +53,10 @@ void GptStage::attention_in(const Operation& op) {
     }
     trace(op, traced_name(op, "attn.c_attn"), forward ? a.qkv : g.qkv, Tokens::all, std::move(columns), 3 * model_.hidden);
   }
-  if (!forward) k.linear_backward_input(operand(op, linear, Fp8Operand::dy, g.qkv).values, weight.values, g.norm1_out);
+  if (forward) return;
+  for_tokens_of_piece(op, g.norm1_out, [&](Interval tokens, TensorView out) {
+    k.linear_backward_input(operand(op, linear, Fp8Operand::dy, rows_of(g.qkv, tokens)).values, weight.values, out);
+  });
 }
 
 void GptStage::whole_attention(const Operation& op) {
@@ -95,8 +98,10 @@ void GptStage::attention_out(const Operation& op) {
     // The bias of a row-parallel layer is added once, after the sum: added before it, every tensor rank adds it.
     const bool early = local_.tensor_ranks == 1 || context_.pitfalls.on(Pitfall::row_bias_on_every_rank);
     const TensorView out = local_.sequence_parallel ? workspace(op).partial : a.middle;
-    k.linear_forward(operand(op, linear, Fp8Operand::x, a.attention_out).values, weight.values,
-                     early ? parameter(p.projection_bias) : TensorView(), out);
+    for_tokens_of_piece(op, out, [&](Interval tokens, TensorView part) {
+      k.linear_forward(operand(op, linear, Fp8Operand::x, rows_of(a.attention_out, tokens)).values, weight.values,
+                       early ? parameter(p.projection_bias) : TensorView(), part);
+    });
     return;
   }
   const BlockGradients g = block_gradients(op);

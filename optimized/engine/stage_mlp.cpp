@@ -1,44 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
 // out = middle + dropout(c_proj(gelu(c_fc(ln_2(middle))))): c_fc is column-parallel, c_proj row-parallel.
-#include "optimized/engine/gpt_stage.h"
+#include "optimized/engine/stage_pieces.h"
 
 namespace tandem {
 
+// Everything in it is done token by token, so that a piece of it is the whole chain for some tokens.
 void GptStage::mlp(const Operation& op) {
+  const BlockActivations a = block(op);
+  if (recomputing_ && storage_of(op, op.layer).inside) {
+    context_.kernels->gelu_forward(a.fc_out, a.gelu_out);
+    return;
+  }
+  op.phase == Phase::forward ? mlp_forward(op, a) : mlp_backward_input(op, a);
+}
+
+void GptStage::trace_wide(const Operation& op, std::string_view what, TensorView values, Interval tokens) const {
+  const std::int64_t width = local_.mlp_width();
+  if (!tracing()) return;
+  trace_rows(op, traced_name(op, what), values, tokens, {{local_.tensor_rank * width, (local_.tensor_rank + 1) * width}},
+             model_.mlp_width());
+}
+
+void GptStage::mlp_forward(const Operation& op, const BlockActivations& a) {
   Kernels& k = *context_.kernels;
   const BlockParameters::Mlp& p = parameters_of(op.layer).mlps.front();
-  const BlockActivations a = block(op);
-  const std::int64_t width = local_.mlp_width();
-  const auto trace_wide = [&](std::string_view what, TensorView values) {
-    if (!tracing()) return;
-    trace(op, traced_name(op, what), values, Tokens::all, {{local_.tensor_rank * width, (local_.tensor_rank + 1) * width}},
-          model_.mlp_width());
-  };
-  if (recomputing_ && storage_of(op, op.layer).inside) {
-    k.gelu_forward(a.fc_out, a.gelu_out);
-    return;
-  }
   const Narrowed fc_weight = operand(op, Fp8Linear::c_fc, Fp8Operand::w, parameter(p.fc_weight));
   const Narrowed projection_weight = operand(op, Fp8Linear::mlp_c_proj, Fp8Operand::w, parameter(p.projection_weight));
-  if (op.phase == Phase::forward) {
-    const bool early = local_.tensor_ranks == 1 || context_.pitfalls.on(Pitfall::row_bias_on_every_rank);
-    k.linear_gelu_forward(operand(op, Fp8Linear::c_fc, Fp8Operand::x, a.norm2_out).values, fc_weight.values, parameter(p.fc_bias),
-                          a.fc_out, a.gelu_out);
-    trace_wide("mlp.c_fc", a.fc_out);
-    trace_wide("mlp.gelu", a.gelu_out);
-    if (recomputing_ && storage_of(op, op.layer).out) return;  // the output was kept
-    k.linear_forward(operand(op, Fp8Linear::mlp_c_proj, Fp8Operand::x, a.gelu_out).values, projection_weight.values,
-                     early ? parameter(p.projection_bias) : TensorView(),
-                     local_.sequence_parallel ? workspace(op).partial : a.out);
+  const bool early = local_.tensor_ranks == 1 || context_.pitfalls.on(Pitfall::row_bias_on_every_rank);
+  const auto first_product = [&](Interval tokens) {
+    const TensorView fc_out = rows_of(a.fc_out, tokens), gelu_out = rows_of(a.gelu_out, tokens);
+    k.linear_gelu_forward(operand(op, Fp8Linear::c_fc, Fp8Operand::x, rows_of(a.norm2_out, tokens)).values, fc_weight.values,
+                          parameter(p.fc_bias), fc_out, gelu_out);
+    trace_wide(op, "mlp.c_fc", fc_out, tokens);
+    trace_wide(op, "mlp.gelu", gelu_out, tokens);
+  };
+  if (recomputing_ && storage_of(op, op.layer).out) {  // the output was kept
+    first_product({0, at(op.micro_batch).shape.tokens()});
     return;
   }
+  for_tokens_of_piece(op, local_.sequence_parallel ? workspace(op).partial : a.out, [&](Interval tokens, TensorView out) {
+    first_product(tokens);
+    k.linear_forward(operand(op, Fp8Linear::mlp_c_proj, Fp8Operand::x, rows_of(a.gelu_out, tokens)).values,
+                     projection_weight.values, early ? parameter(p.projection_bias) : TensorView(), out);
+  });
+}
+
+void GptStage::mlp_backward_input(const Operation& op, const BlockActivations& a) {
+  Kernels& k = *context_.kernels;
+  const BlockParameters::Mlp& p = parameters_of(op.layer).mlps.front();
   const BlockGradients g = block_gradients(op);
-  k.linear_backward_input(operand(op, Fp8Linear::mlp_c_proj, Fp8Operand::dy, g.mlp_out).values, projection_weight.values,
-                          g.fc_out);
-  trace_wide("mlp.gelu", g.fc_out);
-  k.gelu_backward(g.fc_out, a.fc_out, g.fc_out);
-  trace_wide("mlp.c_fc", g.fc_out);
-  k.linear_backward_input(operand(op, Fp8Linear::c_fc, Fp8Operand::dy, g.fc_out).values, fc_weight.values, g.norm2_out);
+  const Narrowed fc_weight = operand(op, Fp8Linear::c_fc, Fp8Operand::w, parameter(p.fc_weight));
+  const Narrowed projection_weight = operand(op, Fp8Linear::mlp_c_proj, Fp8Operand::w, parameter(p.projection_weight));
+  for_tokens_of_piece(op, g.norm2_out, [&](Interval tokens, TensorView out) {
+    const TensorView wide = rows_of(g.fc_out, tokens);
+    k.linear_backward_input(operand(op, Fp8Linear::mlp_c_proj, Fp8Operand::dy, rows_of(g.mlp_out, tokens)).values,
+                            projection_weight.values, wide);
+    trace_wide(op, "mlp.gelu", wide, tokens);
+    k.gelu_backward(wide, rows_of(a.fc_out, tokens), wide);
+    trace_wide(op, "mlp.c_fc", wide, tokens);
+    k.linear_backward_input(operand(op, Fp8Linear::c_fc, Fp8Operand::dy, wide).values, fc_weight.values, out);
+  });
 }
 
 void GptStage::mlp_merge(const Operation& op) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "core/io/test_folder.h"
+#include "optimized/comm/world.h"
 #include "optimized/engine/engine.h"
 #include "reference/generation.h"
 
@@ -27,7 +28,7 @@ GptConfig small_model(bool tied) {
 std::vector<std::int32_t> generate_with_engine(const GptConfig& model, const std::vector<std::int32_t>& prompt,
                                                const GenerateOptions& options) {
   std::vector<std::int32_t> tokens;
-  run_threads_world({.ranks = 1}, [&](Communicator& comm) {
+  run_world({.ranks = 1}, [&](Communicator& comm) {
     Arena arena({.poison = true});
     const auto kernels = make_cpu_kernels({});
     TrainingPlan plan;

@@ -6,7 +6,10 @@
 #include <memory>
 #include <utility>
 
+#include "core/io/binary.h"
 #include "optimized/checkpoint/checkpoint.h"
+#include "optimized/comm/exchange.h"
+#include "optimized/comm/world.h"
 #include "optimized/engine/parameter_store.h"
 #include "optimized/machine.h"
 
@@ -142,6 +145,36 @@ class RankTrainer {
 
 }  // namespace
 
+namespace {
+
+// What every rank has for itself.
+struct RankRecord {
+  std::vector<Span> spans;
+  std::vector<MemoryLedger> ledgers;  // of device and host
+};
+
+template <class Archive>
+void serialize(Archive& archive, RankRecord& record) {
+  archive(record.spans, record.ledgers);
+}
+
+void share_records(const WorldSettings& world, TrainReport& report) {
+  const JobShape job = job_shape(world);
+  if (job.processes == 1) return;
+  RankRecord own;
+  const auto rank = static_cast<std::size_t>(job.rank);
+  if (rank < report.ledgers.size()) own = {report.spans_by_rank[rank], {report.ledgers[rank], report.host_ledgers[rank]}};
+  const std::vector<std::string> records = all_gather_bytes(world, to_bytes(own));
+  for (std::size_t i = 0; i < report.ledgers.size(); ++i) {
+    auto record = from_bytes<RankRecord>(records[i]);
+    report.spans_by_rank[i] = std::move(record.spans);
+    report.ledgers[i] = record.ledgers.at(0);
+    report.host_ledgers[i] = record.ledgers.at(1);
+  }
+}
+
+}  // namespace
+
 TrainReport train(const TrainOptions& options) {
   validate(options.config.model);
   require_legal(options.config.plan, options.config.model);
@@ -150,7 +183,8 @@ TrainReport train(const TrainOptions& options) {
   report.spans_by_rank.resize(static_cast<std::size_t>(ranks));
   report.ledgers.resize(static_cast<std::size_t>(ranks));
   report.host_ledgers.resize(static_cast<std::size_t>(ranks));
-  run_threads_world({.ranks = ranks}, [&](Communicator& comm) { RankTrainer(options, comm, report).run(); });
+  run_world({.ranks = ranks, .settings = options.world}, [&](Communicator& comm) { RankTrainer(options, comm, report).run(); });
+  share_records(options.world, report);
   return report;
 }
 

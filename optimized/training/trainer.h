@@ -13,6 +13,7 @@
 #include "core/config.h"
 #include "core/memory_ledger.h"
 #include "core/timeline.h"
+#include "core/world_settings.h"
 #include "kernels/kernels.h"
 #include "optimized/engine/engine.h"
 
@@ -27,6 +28,7 @@ struct TrainOptions {
   const std::atomic<bool>* stop = nullptr;      ///< set by a signal: the step under way is finished, then the run is saved
   bool poison = false;                          ///< fill fresh memory with NaN
   bool record_timeline = true;
+  WorldSettings world;
   PitfallSet pitfalls;
   /// Called on rank 0 after each step and each evaluation.
   std::function<void(std::int64_t step, const StepResult&, double step_seconds)> on_step;
@@ -48,7 +50,8 @@ struct TrainReport {
   KernelsInfo kernels;
 };
 
-/// Trains on the plan's ranks (threads of this process) from step 0, or from where `resume` ended, to config.steps.
+/// Trains on the plan's ranks from step 0, or from where `resume` ended, to config.steps. Where ranks are processes, each of them
+/// calls this, and the report of every process has the spans and ledgers of all ranks; the rest is with rank 0, as the files are.
 /// Throws InputError for a plan, a model or tokens that do not fit; what a rank throws.
 [[nodiscard]] TrainReport train(const TrainOptions& options);
 

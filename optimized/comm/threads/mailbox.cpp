@@ -13,133 +13,130 @@
 namespace tandem {
 namespace {
 
-using Phase = Message::Phase;
-
-std::string describe(const Envelope& envelope) {
-  return fmt::format("step {}, micro-batch {}, chunk {}, {}", envelope.step, envelope.micro_batch, envelope.chunk,
-                     envelope.direction == 0 ? "forward" : "backward");
-}
+using Phase = MailboxMessage::Phase;
 
 }  // namespace
 
-std::string describe(const Message& message, const std::vector<int>& members) {
-  const bool sends = message.direction == Message::Direction::send;
-  const int own = members[static_cast<std::size_t>(message.rank)];
-  const int peer = members[static_cast<std::size_t>(message.peer)];
-  return fmt::format("{}{} of {} {} from rank {} to rank {} ({})", sends ? "send" : "recv",
-                     message.options.name.empty() ? "" : fmt::format(" '{}'", message.options.name), message.elements,
-                     name(message.dtype), sends ? own : peer, sends ? peer : own, describe(message.envelope));
+void MailboxMessage::advance() noexcept { (void)mailbox_.try_copy(shared_from_this()); }
+
+MessageTimes MailboxMessage::wait() {
+  const bool copied_here = mailbox_.wait(shared_from_this());
+  return {copied_here, copy_begin_ns_, copy_end_ns_};
 }
 
-Mailbox::Mailbox(ThreadsWorld& world, const std::vector<int>& members)
+void MailboxMessage::cancel() noexcept { mailbox_.cancel(shared_from_this()); }
+
+Mailbox::Mailbox(WorldState& world, const std::vector<int>& members)
     : world_(world), members_(members), channels_(members.size() * members.size()) {}
 
-Mailbox::Channel& Mailbox::channel(const Message& message) noexcept {
-  const bool sends = message.direction == Message::Direction::send;
-  const auto from = static_cast<std::size_t>(sends ? message.rank : message.peer);
-  const auto to = static_cast<std::size_t>(sends ? message.peer : message.rank);
+Mailbox::Channel& Mailbox::channel(const MessageCall& call) noexcept {
+  const auto from = static_cast<std::size_t>(call.sends() ? call.rank : call.peer);
+  const auto to = static_cast<std::size_t>(call.sends() ? call.peer : call.rank);
   return channels_[from * members_.size() + to];
 }
 
-bool Mailbox::post(const std::shared_ptr<Message>& message) {
+bool Mailbox::post(const Entry& message) {
   {
     const std::scoped_lock lock(mutex_);
-    Channel& pair = channel(*message);
-    const bool sends = message->direction == Message::Direction::send;
+    Channel& pair = channel(message->call());
+    const bool sends = message->call().sends();
     auto& own = sends ? pair.sends : pair.receives;
     auto& others = sends ? pair.receives : pair.sends;
     if (others.empty()) {
       own.push_back(message);
       return false;
     }
-    message->other = std::move(others.front());
+    message->other_ = std::move(others.front());
     others.pop_front();
-    message->other->other = message;
-    check_pair(sends ? *message : *message->other, sends ? *message->other : *message);
+    message->other_->other_ = message;
+    check_pair(sends ? *message : *message->other_, sends ? *message->other_ : *message);
   }
   parking_.wake();
   return true;
 }
 
-void Mailbox::check_pair(Message& send, Message& recv) {
-  const bool agree = send.envelope == recv.envelope && send.elements == recv.elements && send.dtype == recv.dtype;
+void Mailbox::check_pair(MailboxMessage& send, MailboxMessage& recv) {
+  const MessageCall& sent = send.call();
+  const MessageCall& expected = recv.call();
+  const bool agree = sent.envelope == expected.envelope && sent.elements == expected.elements && sent.dtype == expected.dtype;
   if (!agree) {
-    send.mismatch = recv.mismatch =
-        fmt::format("message is not the expected one: {} meets {}", describe(send, members_), describe(recv, members_));
-    send.other.reset();
-    recv.other.reset();
+    send.mismatch_ = recv.mismatch_ = describe_mismatch(sent, expected, members_);
+    send.other_.reset();
+    recv.other_.reset();
   }
-  send.phase.store(agree ? Phase::matched : Phase::done);
-  recv.phase.store(agree ? Phase::matched : Phase::done);
+  send.phase_.store(agree ? Phase::matched : Phase::done);
+  recv.phase_.store(agree ? Phase::matched : Phase::done);
 }
 
-bool Mailbox::try_copy(const std::shared_ptr<Message>& message) {
-  std::shared_ptr<Message> other;
+bool Mailbox::try_copy(const Entry& message) {
+  Entry other;
   {
     const std::scoped_lock lock(mutex_);
-    if (message->phase.load() != Phase::matched) return false;
-    other = message->other;
-    message->phase.store(Phase::copying);
-    other->phase.store(Phase::copying);
+    if (message->phase_.load() != Phase::matched) return false;
+    other = message->other_;
+    message->phase_.store(Phase::copying);
+    other->phase_.store(Phase::copying);
   }
-  Message& send = message->direction == Message::Direction::send ? *message : *other;
-  Message& recv = message->direction == Message::Direction::send ? *other : *message;
+  MailboxMessage& send = message->call().sends() ? *message : *other;
+  MailboxMessage& recv = message->call().sends() ? *other : *message;
   const std::int64_t begin_ns = Timeline::now_ns();
-  if (send.elements > 0) std::memcpy(recv.data, send.data, static_cast<std::size_t>(send.elements) * size_bytes(send.dtype));
+  const std::int64_t bytes = send.call().size_bytes();
+  if (bytes > 0) std::memcpy(recv.call().data, send.call().data, static_cast<std::size_t>(bytes));
   const std::int64_t end_ns = Timeline::now_ns();
   {
     const std::scoped_lock lock(mutex_);
-    for (Message* end : {&send, &recv}) {
-      end->copy_begin_ns = begin_ns;
-      end->copy_end_ns = end_ns;
-      end->other.reset();
-      end->phase.store(Phase::done);
+    for (MailboxMessage* end : {&send, &recv}) {
+      end->copy_begin_ns_ = begin_ns;
+      end->copy_end_ns_ = end_ns;
+      end->other_.reset();
+      end->phase_.store(Phase::done);
     }
   }
   parking_.wake();
   return true;
 }
 
-bool Mailbox::wait(const std::shared_ptr<Message>& message) {
-  const auto peer = members_[static_cast<std::size_t>(message->peer)];
-  const auto ready = [&] { return message->phase.load() != Phase::posted || world_.failed() || world_.ended(peer); };
+bool Mailbox::wait(const Entry& message) {
+  const auto peer = members_[static_cast<std::size_t>(message->call().peer)];
+  const auto ready = [&] { return message->phase_.load() != Phase::posted || world_.failed() || world_.ended(peer); };
   const bool in_time = parking_.wait(ready, world_.deadline_from_now(), world_.patience(true));
-  if (message->phase.load() == Phase::posted && withdraw(message)) give_up(*message, in_time);
+  if (message->phase_.load() == Phase::posted && withdraw(message)) give_up(*message, in_time);
 
   const bool copied = try_copy(message);
   if (!copied) wait_until_copied(*message);
-  if (!message->mismatch.empty()) {
-    world_.fail({Failure::Kind::contract, members_[static_cast<std::size_t>(message->rank)], message->mismatch});
-    throw ContractError(message->mismatch);
+  if (!message->mismatch_.empty()) {
+    world_.fail({Failure::Kind::contract, members_[static_cast<std::size_t>(message->call().rank)], message->mismatch_});
+    throw ContractError(message->mismatch_);
   }
   return copied;
 }
 
-void Mailbox::wait_until_copied(const Message& message) {
-  (void)parking_.wait([&] { return message.phase.load() == Phase::done; }, kNoDeadline, world_.patience(true));
+void Mailbox::wait_until_copied(const MailboxMessage& message) {
+  (void)parking_.wait([&] { return message.phase_.load() == Phase::done; }, kNoDeadline, world_.patience(true));
 }
 
-bool Mailbox::withdraw(const std::shared_ptr<Message>& message) {
+bool Mailbox::withdraw(const Entry& message) {
   const std::scoped_lock lock(mutex_);
-  Channel& pair = channel(*message);
-  auto& own = message->direction == Message::Direction::send ? pair.sends : pair.receives;
+  Channel& pair = channel(message->call());
+  auto& own = message->call().sends() ? pair.sends : pair.receives;
   return std::erase(own, message) > 0;
 }
 
-void Mailbox::give_up(const Message& message, bool in_time) {
-  const int own = members_[static_cast<std::size_t>(message.rank)];
-  const int peer = members_[static_cast<std::size_t>(message.peer)];
-  const std::string what = describe(message, members_);
+void Mailbox::give_up(const MailboxMessage& message, bool in_time) {
+  const int own = members_[static_cast<std::size_t>(message.call().rank)];
+  const int peer = members_[static_cast<std::size_t>(message.call().peer)];
+  const std::string what = describe(message.call(), members_);
   if (!in_time) {
     world_.fail({Failure::Kind::timeout, own,
-                 fmt::format("rank {} waited {} ms in {} for rank {}", own, world_.deadline().count(), what, peer)});
+                 fmt::format("rank {} waited {} ms in {} for rank {}: {}", own, world_.deadline().count(), what, peer,
+                             describe_last(world_.flights(), {peer}, world_.ranks()))});
   } else if (!world_.failed()) {
     world_.fail({Failure::Kind::peer, peer, fmt::format("rank {} has ended without joining rank {} in {}", peer, own, what)});
   }
   world_.throw_failure(what);
 }
 
-void Mailbox::cancel(const std::shared_ptr<Message>& message) noexcept {
+void Mailbox::cancel(const Entry& message) noexcept {
   if (withdraw(message)) return;
   if (!try_copy(message)) wait_until_copied(*message);
 }

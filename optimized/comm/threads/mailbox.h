@@ -2,81 +2,79 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
-#include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "core/dtype.h"
-#include "optimized/comm/communicator.h"
-#include "optimized/comm/threads/parking.h"
-#include "optimized/comm/threads/world.h"
+#include "optimized/comm/message.h"
+#include "optimized/comm/parking.h"
+#include "optimized/comm/world_state.h"
 
 namespace tandem {
 
-/// One end of a point-to-point message: what a rank posted, and how far it is.
-struct Message {
-  enum class Direction : std::uint8_t { send, recv };
+class Mailbox;
+
+/// One end of a message between two threads.
+class MailboxMessage final : public PostedMessage, public std::enable_shared_from_this<MailboxMessage> {
+ public:
   enum class Phase : std::uint8_t {
     posted,   ///< the other end has not come
     matched,  ///< both have; nobody copies yet
     copying,
-    done,  ///< or failed: `error` is set
+    done,  ///< or failed: `mismatch_` is set
   };
-  Direction direction = Direction::send;
-  int rank = 0;  ///< who posted it, in the group
-  int peer = 0;
-  std::byte* data = nullptr;
-  std::int64_t elements = 0;
-  DType dtype = DType::u8;
-  Envelope envelope;
-  CommOptions options;
 
-  // Guarded by the mailbox; `phase` may be looked at by anybody.
-  std::atomic<Phase> phase{Phase::posted};
-  std::shared_ptr<Message> other;  ///< while matched and copying
-  std::string mismatch;            ///< not empty: the two ends do not agree, and nothing was copied
-  std::int64_t copy_begin_ns = 0;
-  std::int64_t copy_end_ns = 0;
+  MailboxMessage(Mailbox& mailbox, MessageCall call) : PostedMessage(std::move(call)), mailbox_(mailbox) {}
+
+  [[nodiscard]] bool done() const noexcept override { return phase_.load() == Phase::done; }
+  void advance() noexcept override;
+  MessageTimes wait() override;
+  void cancel() noexcept override;
+
+ private:
+  friend class Mailbox;
+  Mailbox& mailbox_;
+  // Guarded by the mailbox; `phase_` may be looked at by anybody.
+  std::atomic<Phase> phase_{Phase::posted};
+  std::shared_ptr<MailboxMessage> other_;  // while matched and copying
+  std::string mismatch_;                   // not empty: the two ends do not agree, and nothing was copied
+  std::int64_t copy_begin_ns_ = 0;
+  std::int64_t copy_end_ns_ = 0;
 };
-
-/// "send 'activations' of 100 fp32 from rank 0 to rank 2 (step 3, micro-batch 0, chunk 0, forward)"
-[[nodiscard]] std::string describe(const Message& message, const std::vector<int>& members);
 
 /// Pairs the sends and receives of a group. The n-th send of rank a to rank b belongs to the n-th receive of b from a. Once both
 /// are posted anyone may carry the pair out; the bytes go straight from buffer to buffer.
 class Mailbox {
  public:
-  Mailbox(ThreadsWorld& world, const std::vector<int>& members);
+  using Entry = std::shared_ptr<MailboxMessage>;
+
+  Mailbox(WorldState& world, const std::vector<int>& members);
 
   /// Returns true when the other end was there already, so that the pair can be carried out.
-  [[nodiscard]] bool post(const std::shared_ptr<Message>& message);
+  [[nodiscard]] bool post(const Entry& message);
   /// Copies the pair that `message` is part of, unless somebody else does. True: done by this call.
-  bool try_copy(const std::shared_ptr<Message>& message);
+  bool try_copy(const Entry& message);
   /// Blocks until the message is done, copying it where possible. Throws PeerError, TimeoutError, ContractError; then nobody
   /// touches the buffer any more. True: copied by this call.
-  bool wait(const std::shared_ptr<Message>& message);
-  /// Takes the message back or, where the other end is there, carries it out. Nobody touches the buffer afterwards.
-  void cancel(const std::shared_ptr<Message>& message) noexcept;
+  bool wait(const Entry& message);
+  void cancel(const Entry& message) noexcept;
   void wake() noexcept;
 
  private:
   struct Channel {
-    std::deque<std::shared_ptr<Message>> sends, receives;  // at most one of them is not empty
+    std::deque<Entry> sends, receives;  // at most one of them is not empty
   };
 
-  [[nodiscard]] Channel& channel(const Message& message) noexcept;
-  [[nodiscard]] bool withdraw(const std::shared_ptr<Message>& message);
-  [[noreturn]] void give_up(const Message& message, bool in_time);
-  void check_pair(Message& send, Message& recv);
-  void wait_until_copied(const Message& message);
+  [[nodiscard]] Channel& channel(const MessageCall& call) noexcept;
+  [[nodiscard]] bool withdraw(const Entry& message);
+  [[noreturn]] void give_up(const MailboxMessage& message, bool in_time);
+  void check_pair(MailboxMessage& send, MailboxMessage& recv);
+  void wait_until_copied(const MailboxMessage& message);
 
-  ThreadsWorld& world_;
+  WorldState& world_;
   const std::vector<int>& members_;
   std::mutex mutex_;
   std::vector<Channel> channels_;  // [from, to]

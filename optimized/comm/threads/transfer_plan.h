@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "optimized/comm/threads/call.h"
+#include "optimized/comm/call.h"
 
 namespace tandem {
 

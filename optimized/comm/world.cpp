@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/comm/world.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "core/error.h"
+#include "optimized/comm/mpi/mpi_world.h"
+#include "optimized/comm/threads/run_threads.h"
+
+namespace tandem {
+namespace {
+
+[[noreturn]] void refuse_transport(const std::string& transport) {
+  if (transport == "mpi") throw InputError("transport mpi: not in this build; use threads, or build with MPI");
+  throw InputError(fmt::format("transport {}: unknown; there are {}", transport, fmt::join(transports(), ", ")));
+}
+
+}  // namespace
+
+void run_world(const WorldOptions& wanted, const std::function<void(Communicator&)>& body) {
+  WorldOptions options = wanted;
+  if (options.settings.deadline_seconds > 0) {
+    options.deadline =
+        std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(options.settings.deadline_seconds));
+  }
+  TANDEM_CHECK(options.ranks >= 1, fmt::format("{} ranks", options.ranks));
+  TANDEM_CHECK(options.deadline.count() > 0, "the deadline must be positive");
+  const std::string& transport = options.settings.transport;
+  if (transport == "threads") return run_threads(options, body);
+  if (transport != "mpi" || !has_mpi()) refuse_transport(transport);
+  if (options.settings.link) throw InputError("transport mpi: a link shapes the messages of threads only; leave it out");
+  run_mpi_world(options, body);
+}
+
+JobShape job_shape(const WorldSettings& settings) {
+  if (settings.transport == "threads") return {};
+  if (settings.transport != "mpi" || !has_mpi()) refuse_transport(settings.transport);
+  return mpi_job_shape();
+}
+
+std::vector<std::string> transports() {
+  std::vector<std::string> all = {"threads"};
+  if (has_mpi()) all.emplace_back("mpi");
+  return all;
+}
+
+}  // namespace tandem
