@@ -34,7 +34,7 @@ for preset in cpu asan tsan; do
   rm -f "$report"
   reports+=("$report")
   extra=()
-  [[ $preset == cpu ]] && extra=(-DTANDEM_BENCHMARKS=ON)
+  if [[ $preset == cpu ]]; then extra=(-DTANDEM_BENCHMARKS=ON); else extra=(-DTANDEM_ALL_TESTS=ON); fi
   run_check "configure_$preset" cmake --preset "$preset" "${extra[@]}"
   run_check "build_$preset" cmake --build --preset "$preset" -j "$num_jobs"
   run_check "ctest_$preset" ctest --preset "$preset" -j "$num_jobs" --output-junit "$report"
@@ -45,6 +45,7 @@ run_check tidy ci/tidy.sh
 say "Suites and pitfalls"
 tandem=build/cpu/tandem
 run_check suites_full "$tandem" run --full --out "$results/suites.json"
+run_check suites_adversary "$tandem" run --quick --adversary 7 --out "$results/suites_adversary.json"
 for seed in "${seeds[@]}"; do
   run_check "suites_seed_$seed" "$tandem" run --quick --seed "$seed" --out "$results/suites_seed_$seed.json"
   run_check "pitfalls_seed_$seed" "$tandem" pitfalls --seed "$seed"

@@ -81,6 +81,7 @@ constexpr std::array kNames = {
     Named{Pitfall::bucket_buffer_reused_in_flight, "bucket_buffer_reused_in_flight"},
     Named{Pitfall::bucket_sent_before_filled, "bucket_sent_before_filled"},
     Named{Pitfall::wait_missing_before_norm, "wait_missing_before_norm"},
+    Named{Pitfall::overlap_lost_to_blocking_wait, "overlap_lost_to_blocking_wait"},
     Named{Pitfall::tensor_chunk_merge_too_early, "tensor_chunk_merge_too_early"},
     Named{Pitfall::sparse_index_wraps, "sparse_index_wraps"},
     Named{Pitfall::residual_not_saved, "residual_not_saved"},

@@ -94,6 +94,7 @@ enum class Pitfall : std::uint8_t {
   bucket_buffer_reused_in_flight,
   bucket_sent_before_filled,
   wait_missing_before_norm,
+  overlap_lost_to_blocking_wait,
   tensor_chunk_merge_too_early,
   // compression
   sparse_index_wraps,

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Overlap: communication in the background of the computation that does not need it. docs/techniques/overlap.md
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "optimized/engine/lower.h"
@@ -50,9 +52,40 @@ Property issued_early(const PairInputs& inputs) {
           ""};
 }
 
+// Programs say what should be; the timeline what was: until its last computation no rank carries out or waits for a reduction
+// itself. With ZeRO 2 and 3 it may, where it frees the gradients of the layer before.
+Property nothing_waited_for(const PairInputs& inputs, const Measured& measured) {
+  double waits = 0;
+  for (const std::vector<Span>& spans : measured.spans_by_rank) {
+    for (int step = 0; step < inputs.steps; ++step) {
+      std::int64_t last_computation_ns = 0;
+      for (const Span& span : spans) {
+        if (span.step == step && span.activity == Activity::compute)
+          last_computation_ns = std::max(last_computation_ns, span.begin_ns);
+      }
+      const auto window = std::find_if(spans.begin(), spans.end(),
+                                       [&](const Span& span) { return span.step == step && span.activity == Activity::step; });
+      if (window == spans.end()) continue;
+      for (const Span& span : spans) {
+        const bool in_step = span.begin_ns >= window->begin_ns && span.begin_ns < last_computation_ns;
+        waits += in_step && span.purpose == Purpose::gradient && span.lane == Lane::compute ? 1 : 0;
+      }
+    }
+  }
+  return {"reductions_waited_for_in_the_backward_pass",
+          waits,
+          Relation::equal,
+          0,
+          "by the timelines of all ranks: none before the last computation of a step",
+          -1,
+          ""};
+}
+
 std::vector<Property> properties(const PairInputs& inputs, const EngineRun& run) {
-  return {issued_early(inputs), sent_as_programmed(inputs, run.measured, Purpose::gradient),
-          sent_as_programmed(inputs, run.measured, Purpose::parameter)};
+  std::vector<Property> all = {issued_early(inputs), sent_as_programmed(inputs, run.measured, Purpose::gradient),
+                               sent_as_programmed(inputs, run.measured, Purpose::parameter)};
+  if (inputs.plan.zero_stage < 2) all.push_back(nothing_waited_for(inputs, run.measured));
+  return all;
 }
 
 void add_bitwise(CaseList& cases) {

@@ -175,7 +175,7 @@ void Engine::round_gradients_to_storage() {
 
 // What the program leaves in the background goes on until an operation that names it; everything else is waited for at once.
 void Engine::start(OperationId id, const Operation& op, UnderWay under_way) {
-  if (op.background) {
+  if (op.background && !context_.pitfalls.on(Pitfall::overlap_lost_to_blocking_wait)) {
     under_way_.insert_or_assign(id, std::move(under_way));
     return;
   }

@@ -140,7 +140,7 @@ class Engine {
   LossScaler scaler_;
   std::vector<GradientBucket> buckets_;
   std::unique_ptr<CompressedSync> compressed_;  // null: gradients travel as they are
-  std::map<OperationId, UnderWay> under_way_;  // of the program that is executed
+  std::map<OperationId, UnderWay> under_way_;   // of the program that is executed
   StepProgram program_;
   std::int64_t program_sequence_ = -1;
   StepProgram evaluation_;

@@ -61,8 +61,8 @@ void Engine::reduce_gradients(OperationId id, const Operation& op) {
   if (op.background && context_.pitfalls.on(Pitfall::bucket_buffer_reused_in_flight)) {
     const Interval elements = buckets_[static_cast<std::size_t>(op.bucket)].elements;
     const bool dealt = options_.plan.zero_stage > 0;
-    context_.kernels->fill(dealt ? store_.unit_gradients(op.bucket) : store_.all_gradients().flat(elements.begin, elements.size()),
-                           0.0);
+    context_.kernels->fill(
+        dealt ? store_.unit_gradients(op.bucket) : store_.all_gradients().flat(elements.begin, elements.size()), 0.0);
   }
 }
 
