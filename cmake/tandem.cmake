@@ -98,6 +98,13 @@ function(tandem_folder name)
   endif()
 endfunction()
 
+# tandem_cold(pattern...): the same for some files of this folder.
+function(tandem_cold)
+  list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  file(GLOB files CONFIGURE_DEPENDS ${ARGN})
+  set_source_files_properties(${files} PROPERTIES COMPILE_OPTIONS ${TANDEM_COLD})
+endfunction()
+
 # tandem_test(NAME LABEL label SOURCES file... LINKS target...): one test program, its tests discovered when CTest runs;
 # with a sanitizer in a few parts.
 function(tandem_test name)
