@@ -55,14 +55,16 @@ say "Benchmarks and peers"
 mapfile -t benchmarks < <(find build/cpu -type f -name '*_bench' -perm -u+x | LC_ALL=C sort)
 for benchmark in "${benchmarks[@]}"; do
   name=$(basename "$benchmark")
-  # The step benchmark is no Google Benchmark; it runs beside its peer below.
-  [[ $name == tandem_step_bench ]] && continue
+  # These are no Google Benchmarks; they run beside their peers below.
+  [[ $name == tandem_step_bench || $name == collectives_bench ]] && continue
   run_check "$name" "$benchmark" --benchmark_out="$results/$name.json" --benchmark_out_format=json
 done
 for sequence in 64 256; do
   run_check "peer_train_step_$sequence" ci/peers/train_step.sh --python "$python" --sequence "$sequence" \
     --out "$results/train_step_$sequence.jsonl"
 done
+
+run_check peer_collectives ci/peers/collectives.sh --csv "$results/collectives.csv" build/cpu
 
 say "Result after $SECONDS s"
 python3 ci/count_tests.py --checks "$check_folder/checks.tsv" "${reports[@]}"

@@ -10,13 +10,6 @@ namespace {
 
 using namespace step_program_test;
 
-constexpr auto kGradients = MemoryCategory::gradients;
-constexpr auto kParameters = MemoryCategory::parameters;
-
-struct StagedShape {
-  WorldShape shape;
-  int stage;
-};
 class LegalBackground : public testing::TestWithParam<StagedShape> {};
 
 TEST_P(LegalBackground, IsProven) {

@@ -79,4 +79,13 @@ void move_behind(StepProgram& program, const Wanted& moved, const Wanted& wanted
 inline const WorldShape kTwoReplicas{.degrees = {.data = 2}};
 inline constexpr int kFinalNorm = 4, kPositions = 5, kTable = 6;
 
+inline constexpr auto kGradients = MemoryCategory::gradients;
+inline constexpr auto kParameters = MemoryCategory::parameters;
+
+/// A world under a stage of ZeRO.
+struct StagedShape {
+  WorldShape shape;
+  int stage;
+};
+
 }  // namespace tandem::step_program_test

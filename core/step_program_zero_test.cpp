@@ -10,13 +10,6 @@ namespace {
 
 using namespace step_program_test;
 
-constexpr auto kGradients = MemoryCategory::gradients;
-constexpr auto kParameters = MemoryCategory::parameters;
-
-struct StagedShape {
-  WorldShape shape;
-  int stage;
-};
 class LegalZeroPrograms : public testing::TestWithParam<StagedShape> {};
 
 TEST_P(LegalZeroPrograms, AreProven) { EXPECT_EQ(all_problems(make_zero_world(GetParam().shape, GetParam().stage)), ""); }

@@ -189,10 +189,7 @@ Case timed_case(const std::string& codec, const std::string& name, const std::st
   compression.rank = 4;
   Case result = compression_case(fmt::format("{}/{}/ranks2", codec, name), summary, stepped_variant(), compression, quick);
   result.timed = true;
-  result.unavailable = [](const RunContext& context) -> std::optional<std::string> {
-    if (context.world.transport != "threads") return "links are given times among threads of one process";
-    return too_busy_to_time();
-  };
+  result.unavailable = cannot_time_links;
   const bool sums = !quick;
   result.execute = [=](const RunContext& context) {
     CaseEvidence evidence;

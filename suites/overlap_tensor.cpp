@@ -192,9 +192,8 @@ Case hidden_case(const std::string& name, const ParallelVariant& variant, double
   result.criterion = Criterion::bitwise;
   result.timed = true;
   result.unavailable = [](const RunContext& context) -> std::optional<std::string> {
-    if (context.world.transport != "threads") return "links are given times among threads of one process";
     if (const auto reason = without_fixed_bits()) return reason;
-    return too_busy_to_time();
+    return cannot_time_links(context);
   };
   result.execute = [variant, scatter_per_product](const RunContext& context) {
     ParallelVariant twin = variant;

@@ -124,10 +124,7 @@ Case timed_case(const std::string& name, const std::string& summary, const Paral
   result.plan = shown.plan;
   result.criterion = Criterion::bitwise;
   result.timed = true;
-  result.unavailable = [](const RunContext& context) -> std::optional<std::string> {
-    if (context.world.transport != "threads") return "links are given times among threads of one process";
-    return too_busy_to_time();
-  };
+  result.unavailable = cannot_time_links;
   return result;
 }
 

@@ -47,6 +47,11 @@ std::optional<std::string> too_busy_to_time() {
   return fmt::format("the machine is busy: {} sleeps of {:.0f} ms took {:.0f} ms", kSleeps, 1e3 * kSleepSeconds, 1e3 * seconds);
 }
 
+std::optional<std::string> cannot_time_links(const RunContext& context) {
+  if (context.world.transport != "threads") return "links are given times among threads of one process";
+  return too_busy_to_time();
+}
+
 double exposed_seconds(const Measured& measured) {
   double least = std::numeric_limits<double>::infinity();
   const int steps = measured.warm_up_steps + static_cast<int>(measured.step_seconds.size());

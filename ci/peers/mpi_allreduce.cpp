@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time of MPI_Allreduce of floats, measured as optimized/comm/comm_bench.cpp measures the threads transport.
+// Time of MPI_Allreduce of floats, measured as optimized/collectives/collectives_bench.cpp measures ours.
 //
 //   mpirun -np RANKS mpi_allreduce REPETITIONS fresh|reused in_place|two_buffers BYTES...
 //

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bandwidth of collectives from 8 B to 64 MB, as nccl-tests defines it.
 //
-//   collectives_bench [--ranks N] [--transport threads|mpi] [--algorithms shared,direct,ring,...] [--operations all_reduce,...]
+//   collectives_bench [--ranks N] [--transport threads|mpi] [--link PROFILE] [--algorithms shared,direct,ring,...] [--operations
+//   all_reduce,...]
 //                     [--smallest BYTES] [--largest BYTES] [--step FACTOR] [--rounds N] [--csv FILE] [--json FILE]
 //
 // `shared` is the memory of threads; every other algorithm exchanges messages. Under mpirun all processes are given the same
@@ -17,9 +18,7 @@
 #include <cstdio>
 #include <exception>
 #include <fstream>
-#include <functional>
 #include <map>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -27,6 +26,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -50,6 +50,7 @@ const std::map<std::string, CollectiveKind>& kinds() {
 struct Settings {
   int ranks = 2;
   std::string transport = "threads";
+  std::string link = "unshaped";  ///< of messages between threads
   std::vector<std::string> algorithms = {"shared", "direct", "ring", "recursive", "tree"};
   std::vector<std::string> operations = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"};
   std::int64_t smallest_bytes = 8;
@@ -206,7 +207,7 @@ std::vector<Line> measure(const Settings& settings) {
       WorldOptions options;
       options.ranks = settings.ranks;
       options.settings.transport = settings.transport;
-      if (settings.transport == "threads" && algorithm != "shared") options.settings.link = read_link_profile("unshaped");
+      if (settings.transport == "threads" && algorithm != "shared") options.settings.link = parse_link(settings.link);
       run_world(options, [&](Communicator& comm) { measure_on(comm, settings, algorithm, lines); });
     }
   }
@@ -219,6 +220,7 @@ nlohmann::ordered_json object_of(const Settings& settings, const Line& line) {
   const double rate = static_cast<double>(line.bytes) / line.quantile(0.5) / 1e9;
   nlohmann::ordered_json object;
   object["transport"] = settings.transport;
+  object["link"] = settings.transport == "threads" && line.algorithm != "shared" ? settings.link : "none";
   object["operation"] = line.operation;
   object["algorithm"] = line.algorithm;
   object["ranks"] = settings.ranks;
@@ -260,53 +262,37 @@ void write(const Settings& settings, const std::vector<Line>& lines) {
   if (!settings.json.empty()) write_file(settings.json, all.dump(1) + "\n");
 }
 
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> names;
-  std::istringstream stream(list);
-  for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
-  return names;
+void add_options(CLI::App& app, Settings& settings) {
+  std::vector<std::string> operations;
+  for (const auto& [name, kind] : kinds()) operations.push_back(name);
+  std::vector<std::string> algorithms = {"shared"};
+  for (const CollectiveAlgorithm algorithm : all_algorithms()) algorithms.emplace_back(name(algorithm));
+  app.add_option("--ranks", settings.ranks)->check(CLI::PositiveNumber);
+  app.add_option("--transport", settings.transport)->check(CLI::IsMember(transports()));
+  app.add_option("--link", settings.link, "profile, as `tandem run` takes it; for messages of threads");
+  app.add_option("--algorithms", settings.algorithms)->delimiter(',')->check(CLI::IsMember(algorithms));
+  app.add_option("--operations", settings.operations)->delimiter(',')->check(CLI::IsMember(operations));
+  app.add_option("--smallest", settings.smallest_bytes)->check(CLI::PositiveNumber);
+  app.add_option("--largest", settings.largest_bytes)->check(CLI::PositiveNumber);
+  app.add_option("--step", settings.step, "from one size to the next")->check(CLI::Range(2, 1 << 20));
+  app.add_option("--rounds", settings.rounds)->check(CLI::PositiveNumber);
+  app.add_option("--csv", settings.csv);
+  app.add_option("--json", settings.json);
 }
 
-Settings parse(const std::vector<std::string>& arguments) {
+int run(int argc, char** argv) {
   Settings settings;
-  const std::map<std::string, std::function<void(const std::string&)>> options = {
-      {"--ranks", [&](const std::string& value) { settings.ranks = std::stoi(value); }},
-      {"--transport", [&](const std::string& value) { settings.transport = value; }},
-      {"--algorithms", [&](const std::string& value) { settings.algorithms = split(value); }},
-      {"--operations", [&](const std::string& value) { settings.operations = split(value); }},
-      {"--smallest", [&](const std::string& value) { settings.smallest_bytes = std::stoll(value); }},
-      {"--largest", [&](const std::string& value) { settings.largest_bytes = std::stoll(value); }},
-      {"--step", [&](const std::string& value) { settings.step = std::stoll(value); }},
-      {"--rounds", [&](const std::string& value) { settings.rounds = std::stoi(value); }},
-      {"--csv", [&](const std::string& value) { settings.csv = value; }},
-      {"--json", [&](const std::string& value) { settings.json = value; }},
-  };
-  for (std::size_t i = 0; i < arguments.size(); i += 2) {
-    const auto option = options.find(arguments[i]);
-    if (option == options.end() || i + 1 == arguments.size()) {
-      throw InputError(
-          fmt::format("{}: no such option, or its value is missing; see the head of collectives_bench.cpp", arguments[i]));
-    }
-    option->second(arguments[i + 1]);
-  }
-  const auto is_known = [](const std::string& name) { return name == "shared" || find_algorithm(name).has_value(); };
-  for (const std::string& name : settings.algorithms) {
-    if (!is_known(name)) throw InputError(fmt::format("--algorithms: {} is none", name));
-  }
-  for (const std::string& name : settings.operations) {
-    if (!kinds().contains(name)) throw InputError(fmt::format("--operations: {} is none", name));
-  }
+  CLI::App app("Bandwidth of collectives from 8 B to 64 MB, as nccl-tests defines it");
+  add_options(app, settings);
+  CLI11_PARSE(app, argc, argv);
   if (settings.transport != "threads") std::erase(settings.algorithms, "shared");
-  if (settings.step < 2 || settings.smallest_bytes < 1) throw InputError("--step is at least 2, --smallest at least 1");
-  return settings;
-}
-
-int run(const std::vector<std::string>& arguments) {
   try {
-    const Settings settings = parse(arguments);
     const std::vector<Line> lines = measure(settings);
     if (!lines.empty()) write(settings, lines);
     return 0;
+  } catch (const InputError& error) {
+    fmt::print(stderr, "collectives_bench: {}\n", error.what());
+    return 2;
   } catch (const std::exception& error) {
     fmt::print(stderr, "collectives_bench: {}\n", error.what());
     return 1;
@@ -317,7 +303,7 @@ int run(const std::vector<std::string>& arguments) {
 }  // namespace tandem
 
 int main(int argc, char** argv) {
-  const int status = tandem::run({argv + 1, argv + argc});
+  const int status = tandem::run(argc, argv);
   tandem::leave_job(status);
   return status;
 }

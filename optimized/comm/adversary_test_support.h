@@ -18,22 +18,6 @@ inline void run_adversarial(Way way, int ranks, const AdversaryScript& script, c
   });
 }
 
-template <class E, class Call>
-std::string text_of(const Call& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& other) {
-    ADD_FAILURE() << "another exception: " << other.what();
-    return {};
-  }
-  ADD_FAILURE() << "no exception";
-  return {};
-}
-
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // Parts of uneven size, one of them empty from three ranks on.
 inline Counts uneven(int ranks) {
   Counts counts;

@@ -52,6 +52,23 @@ inline std::string param_name(const testing::TestParamInfo<Param>& info) {
   return (shared ? "SharedMemory" : "Messages") + std::to_string(std::get<int>(info.param)) + "Ranks";
 }
 
+/// Runs `call` and returns the text of the exception of type E that it must throw.
+template <class E, class Call>
+std::string text_of(const Call& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.what();
+  } catch (const std::exception& other) {
+    ADD_FAILURE() << "another exception: " << other.what();
+    return {};
+  }
+  ADD_FAILURE() << "no exception";
+  return {};
+}
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
 /// Small integers that differ by rank and by index: every sum of a few of them is exact, and swapped ranks or shifted elements
 /// show.
 inline std::int64_t value_at(int rank, std::int64_t index) { return (rank + 1) * 1000 + (index * 7 + rank * rank * 13) % 911; }

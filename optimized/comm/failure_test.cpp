@@ -15,23 +15,6 @@ class Failures : public OnRanks {
 };
 INSTANTIATE_TEST_SUITE_P(World, Failures, testing::Combine(kBothWays, testing::Values(2, 3, 4, 7)), param_name);
 
-// Runs `call` and returns the text of the exception of type E that it must throw.
-template <class E, class Call>
-std::string text_of(const Call& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& other) {
-    ADD_FAILURE() << "another exception: " << other.what();
-    return {};
-  }
-  ADD_FAILURE() << "no exception";
-  return {};
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 TEST_P(Failures, AThrowingRankIsNamedOnAllOthersWithItsReason) {
   std::atomic<int> told{0};
   const auto world = [&] {

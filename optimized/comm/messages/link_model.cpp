@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/rng.h"
+
 namespace tandem {
 namespace {
 
@@ -11,13 +13,12 @@ std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
 std::int64_t to_ns(double seconds) { return std::llround(seconds * 1e9); }
 
-// Of [0, 1), evenly; the finalizer of the splitmix generator.
-double fraction_of(std::uint64_t seed, std::uint64_t rank, std::uint64_t count) {
-  std::uint64_t x = seed + rank * 0x9E3779B97F4A7C15U + count * 0xBF58476D1CE4E5B9U;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
-  x ^= x >> 31;
-  return static_cast<double>(x >> 11) * 0x1p-53;
+// Of [0, 1), evenly.
+double fraction_of(std::uint64_t seed, int rank, std::uint64_t count) {
+  const auto low = [](std::uint64_t word) { return static_cast<std::uint32_t>(word); };
+  const PhiloxBlock block =
+      philox4x32({low(count), low(count >> 32), static_cast<std::uint32_t>(rank), 0}, {low(seed), low(seed >> 32)});
+  return block[0] * 0x1p-32;
 }
 
 }  // namespace
@@ -33,8 +34,7 @@ std::int64_t LinkModel::moving_ns(int from, int to, std::int64_t bytes) const no
 LinkModel::Departure LinkModel::depart(int from, int to, std::int64_t bytes, std::int64_t posted_ns) {
   if (from == to) return {posted_ns, posted_ns, posted_ns};
   const LinkLevel level = profile_.level(from, to);
-  const double stretched =
-      1 + level.jitter * fraction_of(profile_.jitter_seed, static_cast<std::uint64_t>(from), messages_[at(from)]++);
+  const double stretched = 1 + level.jitter * fraction_of(profile_.jitter_seed, from, messages_[at(from)]++);
   std::int64_t& port_until_ns = sending_until_ns_[at(from)][port_of(from, to)];
   const std::int64_t start_ns = std::max(posted_ns, port_until_ns);
   port_until_ns = start_ns + moving_ns(from, to, bytes);

@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include "core/error.h"
+#include "core/io/hash.h"
 #include "core/timeline.h"
 #include "optimized/collectives/algorithms.h"
 #include "optimized/comm/threads/shared_group.h"
@@ -20,22 +21,6 @@ namespace tandem {
 namespace {
 
 std::size_t at(int index) { return static_cast<std::size_t>(index); }
-
-// A digest of numbers, in order (FNV-1a over words, with the words spread first).
-class Digest {
- public:
-  Digest& add(std::uint64_t word) noexcept {
-    word *= 0x9E3779B97F4A7C15U;
-    value_ = (value_ ^ (word ^ (word >> 32))) * 0x100000001B3U;
-    return *this;
-  }
-  Digest& add(std::int64_t word) noexcept { return add(static_cast<std::uint64_t>(word)); }
-  Digest& add(int word) noexcept { return add(static_cast<std::uint64_t>(word)); }
-  [[nodiscard]] std::uint64_t value() const noexcept { return value_ ^ (value_ >> 29); }
-
- private:
-  std::uint64_t value_ = 0xCBF29CE484222325U;
-};
 
 std::optional<CollectiveKind> collective_kind(CallKind kind) {
   switch (kind) {
@@ -204,27 +189,26 @@ CollectiveAlgorithm MessageGroup::algorithm_of(const Call& call) const {
 
 // Counts of an all_to_all differ by rank; the wire compares them pair by pair.
 std::uint64_t MessageGroup::mark_of(const Call& call) const {
-  Digest digest;
-  digest.add(number_).add(static_cast<int>(call.kind));
-  digest.add(call.options.algorithm ? static_cast<int>(*call.options.algorithm) : -1);
-  if (call.kind == CallKind::barrier || call.kind == CallKind::split) return digest.value();
-  digest.add(static_cast<int>(call.dtype)).add(call.elements).add(call.root);
-  if (call.kind != CallKind::all_to_all) {
-    for (const std::int64_t count : call.counts) digest.add(count);
+  std::vector<std::int64_t> words = {static_cast<std::int64_t>(number_), static_cast<std::int64_t>(call.kind),
+                                     call.options.algorithm ? static_cast<std::int64_t>(*call.options.algorithm) : -1};
+  if (call.kind != CallKind::barrier && call.kind != CallKind::split) {
+    words.insert(words.end(), {static_cast<std::int64_t>(call.dtype), call.elements, call.root});
+    if (call.kind != CallKind::all_to_all) words.insert(words.end(), call.counts.begin(), call.counts.end());
   }
-  return digest.value();
+  return hash64(std::as_bytes(std::span(words)));
 }
 
 Group::Posted MessageGroup::post(MessageCall call) {
   const std::span<std::byte> bytes = bytes_at(call.data, call.elements, call.dtype);
   const int peer = members()[at(call.peer)];
   const int from = call.sends() ? call.rank : call.peer;
-  Digest digest;
-  digest.add(from).add(call.sends() ? call.peer : call.rank).add(call.ordinal);
-  digest.add(static_cast<int>(call.dtype)).add(call.elements).add(call.envelope.step).add(call.envelope.micro_batch);
-  digest.add(call.envelope.chunk).add(call.envelope.direction);
-  auto transfer = call.sends() ? here_->wire->send(peer, channel_ + 1, digest.value(), bytes)
-                               : here_->wire->receive(peer, channel_ + 1, digest.value(), bytes);
+  const Envelope& envelope = call.envelope;
+  const auto words = std::to_array<std::int64_t>(
+      {from, call.sends() ? call.peer : call.rank, static_cast<std::int64_t>(call.ordinal), static_cast<std::int64_t>(call.dtype),
+       call.elements, envelope.step, envelope.micro_batch, envelope.chunk, envelope.direction});
+  const std::uint64_t mark = hash64(std::as_bytes(std::span(words)));
+  auto transfer =
+      call.sends() ? here_->wire->send(peer, channel_ + 1, mark, bytes) : here_->wire->receive(peer, channel_ + 1, mark, bytes);
   return {std::make_shared<WireMessage>(shared_from_this(), std::move(call), std::move(transfer)), true};
 }
 
