@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Everything that is too slow for each change: all tests under both sanitizers, the full suites, the planted pitfalls under several
-# seeds, static analysis, benchmarks, and the peers where they are installed. Results go to build/ci/nightly.
+# seeds, static analysis, the client of object stores against a real one, benchmarks, and the peers where they are installed. Results
+# go to build/ci/nightly.
 #
 #   ci/nightly.sh [--python PYTHON]    an interpreter that can import torch, for the peers
 set -euo pipefail
@@ -39,6 +40,7 @@ for preset in cpu asan tsan; do
   run_check "build_$preset" cmake --build --preset "$preset" -j "$num_jobs"
   run_check "ctest_$preset" ctest --preset "$preset" -j "$num_jobs" --output-junit "$report"
 done
+run_check object_store ci/object_store.sh build/cpu/optimized/optimized_test --gtest_filter='RealS3StoreTest.*'
 run_check headers ci/check_headers.sh
 run_check tidy ci/tidy.sh
 
@@ -56,7 +58,7 @@ mapfile -t benchmarks < <(find build/cpu -type f -name '*_bench' -perm -u+x | LC
 for benchmark in "${benchmarks[@]}"; do
   name=$(basename "$benchmark")
   # These are no Google Benchmarks; they run beside their peers below.
-  [[ $name == tandem_step_bench || $name == collectives_bench ]] && continue
+  [[ $name == tandem_step_bench || $name == collectives_bench || $name == loader_bench ]] && continue
   run_check "$name" "$benchmark" --benchmark_out="$results/$name.json" --benchmark_out_format=json
 done
 for sequence in 64 256; do
@@ -64,7 +66,10 @@ for sequence in 64 256; do
     --out "$results/train_step_$sequence.jsonl"
 done
 
+run_check checkpoint_kill_all python3 cli/kill_test.py build/cpu/tandem build/cpu/cli/kill_shim.so --all
+run_check peer_hugging_face "$python" ci/peers/hugging_face.py build/cpu/tandem
 run_check peer_collectives ci/peers/collectives.sh --csv "$results/collectives.csv" build/cpu
+run_check peer_data_loader ci/peers/data_loader.sh --python "$python" --out "$results/data_loader.jsonl" build/cpu
 
 say "Result after $SECONDS s"
 python3 ci/count_tests.py --checks "$check_folder/checks.tsv" "${reports[@]}"

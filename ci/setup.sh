@@ -4,15 +4,16 @@
 #
 #   ci/setup.sh --minimal   to build and run the program
 #   ci/setup.sh             and its tests and checks (default)
-#   ci/setup.sh --all       and what nightly uses: static analysis
+#   ci/setup.sh --all       and what nightly uses: static analysis, an object store
 #
 # Works as root or with sudo. Prints one line; the output of apt is shown only when it fails.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 program=(g++ cmake ninja-build libfmt-dev nlohmann-json3-dev rapidjson-dev libcereal-dev libcli11-dev libxxhash-dev libdnnl-dev)
-tests=(libgtest-dev libbenchmark-dev libopenblas-dev libopenmpi-dev openmpi-bin ccache mold python3 clang-format shellcheck)
-nightly=(clang-tidy)
+tests=(libgtest-dev libbenchmark-dev libopenblas-dev libopenmpi-dev openmpi-bin libcurl4-openssl-dev libpugixml-dev
+  libsentencepiece-dev libcpp-httplib-dev libssl-dev pkg-config ccache mold python3 clang-format shellcheck)
+nightly=(clang-tidy ceph-mon ceph-osd ceph-common radosgw curl)
 
 case ${1:-} in
   --minimal) wanted=("${program[@]}") ;;

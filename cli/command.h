@@ -35,6 +35,7 @@ void add_train_command(CommandLine& line);
 void add_generate_command(CommandLine& line);
 void add_golden_command(CommandLine& line);
 void add_data_command(CommandLine& line);
+void add_checkpoint_command(CommandLine& line);
 void add_compare_command(CommandLine& line);
 void add_trace_command(CommandLine& line);
 void add_pitfalls_command(CommandLine& line);

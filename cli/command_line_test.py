@@ -81,7 +81,7 @@ class CommandLine(unittest.TestCase):
         self.refused("train", "--data", self.path("empty.txt", b""), says=["empty.txt", "empty"])
 
     def test_binary_file(self):
-        self.refused("train", "--data", self.path("b.bin", bytes([0x90, 1, 2, 3])), says=["b.bin", "not UTF-8", "offset 0"])
+        self.refused("train", "--data", self.path("b.dat", bytes([0x90, 1, 2, 3])), says=["b.dat", "not UTF-8", "offset 0"])
 
     def test_text_with_nul(self):
         self.refused("train", "--data", self.path("nul.txt", b"ab\0cd"), says="nul.txt")
@@ -95,6 +95,21 @@ class CommandLine(unittest.TestCase):
     def test_tokens_beyond_the_vocabulary(self):
         text = self.path("t.txt", b"some text that is long enough for one sample or two " * 20)
         self.refused("train", "--data", text, "--set", "vocabulary=100", says=["255", "vocabulary of 100"])
+
+    def test_batching_that_does_not_fit(self):
+        text = self.path("text", b"one\ntwo and three\n" * 50)
+        packed = [*SMALL, "--set", "batching=packed", "--set", "documents=line"]
+        self.refused("train", *packed, says=["batching = packed", "synthetic"])
+        self.refused("train", "--data", text, *packed, "--set", "experts=4", says=["batching = packed", "4 experts"])
+        padded = [*SMALL, "--set", "batching=padded", "--set", "pad_multiple=5"]
+        self.refused("train", "--data", text, *padded, says=["pad_multiple is 5", "divide the sequence of 16"])
+
+    def test_every_batching_trains(self):
+        text = self.path("text", b"one\ntwo and three\nfour, five, six and seven\n" * 50)
+        for batching in ("padded", "bucketed", "packed"):
+            done = self.run_tandem("train", "--data", text, *SMALL, "--set", "vocabulary=256", "--set", f"batching={batching}",
+                                   "--set", "documents=line", "--set", "steps=3", "--set", "data=2")
+            self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_unknown_tokenizer(self):
         text = self.path("t.txt", b"text")

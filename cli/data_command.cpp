@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <memory>
+#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "cli/output.h"
+#include "cli/terminal.h"
 #include "harness/text_table.h"
 #include "optimized/data_pipeline/prepare.h"
 
@@ -14,10 +17,11 @@ namespace {
 
 struct DataArguments {
   std::vector<std::string> inputs;
-  std::string tokenizer = "bytes";
+  std::string tokenizer;
   std::string documents = "file";
   std::string prefix;
   std::string json;
+  int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
 };
 
 std::string as_json(const DataSummary& summary) {
@@ -40,8 +44,11 @@ std::string as_json(const DataSummary& summary) {
 void print(const DataSummary& summary) {
   fmt::print("{}: {} tokens in {} document(s) of {} to {} tokens\n", summary.prefix.string(), summary.tokens, summary.documents,
              summary.shortest_document_tokens, summary.longest_document_tokens);
-  fmt::print("tokenizer {}, vocabulary {}, stored as {}; .bin {}, .idx {}\n", summary.tokenizer, summary.vocabulary,
-             name(summary.dtype), human_bytes(summary.bin_bytes), human_bytes(summary.idx_bytes));
+  fmt::print("tokenizer {}, vocabulary {}, stored as {}; .bin {}", summary.tokenizer, summary.vocabulary, name(summary.dtype),
+             human_bytes(summary.bin_bytes));
+  if (summary.idx_bytes > 0) fmt::print(", .idx {}", human_bytes(summary.idx_bytes));
+  if (summary.has_model) fmt::print(", tokenizer's model {}.model", summary.prefix.string());
+  fmt::print("\n");
 }
 
 int finish(const DataSummary& summary, const std::string& json) {
@@ -50,22 +57,36 @@ int finish(const DataSummary& summary, const std::string& json) {
   return kGood;
 }
 
+DataSummary prepare(const DataArguments& arguments) {
+  ProgressLine line;
+  PrepareOptions options;
+  options.threads = arguments.threads;
+  options.progress = [&](const PrepareProgress& progress) {
+    line.show(progress.text_bytes, progress.text_bytes_total, fmt::format("{} tokens", progress.tokens));
+  };
+  const std::vector<std::filesystem::path> inputs(arguments.inputs.begin(), arguments.inputs.end());
+  return prepare_data(inputs, arguments.tokenizer, arguments.prefix, parse_document_rule(arguments.documents), options);
+}
+
 void add_prepare(CLI::App& parent, CommandLine& line) {
-  auto* command = parent.add_subcommand("prepare", "Tokenize text files into an indexed .bin/.idx pair");
+  auto* command = parent.add_subcommand("prepare", "Tokenize text into an indexed .bin/.idx pair, with all cores");
   const auto arguments = std::make_shared<DataArguments>();
-  command->add_option("--input", arguments->inputs, "text files (UTF-8)")->required();
-  command->add_option("--tokenizer", arguments->tokenizer, "bytes")->capture_default_str();
+  command->add_option("--input", arguments->inputs, "text files (UTF-8), or token files of llm.c (GPT-2)")->required();
+  command->add_option("--tokenizer", arguments->tokenizer,
+                      "bytes (default); bpe:N, N pieces trained on the input; FILE.model, of SentencePiece");
   command->add_option("--documents", arguments->documents, "what one document is: file, paragraph or line")
       ->capture_default_str();
-  command->add_option("--out", arguments->prefix, "PREFIX of PREFIX.bin, PREFIX.idx and PREFIX.json")->required();
+  command->add_option("--out", arguments->prefix, "PREFIX of PREFIX.bin, PREFIX.idx, PREFIX.json and, with bpe, PREFIX.model")
+      ->required();
+  command->add_option("--threads", arguments->threads, "that tokenize; the result does not depend on it")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
   command->add_option("--json", arguments->json, "write the summary as JSON");
   command->footer("Example:\n  tandem data prepare --input README.md --tokenizer bytes --out build/readme");
   command->callback([&line, arguments] {
     line.action = [arguments] {
-      const std::vector<std::filesystem::path> inputs(arguments->inputs.begin(), arguments->inputs.end());
       require_writable(arguments->json, "--json");
-      return finish(prepare_data(inputs, arguments->tokenizer, arguments->prefix, parse_document_rule(arguments->documents)),
-                    arguments->json);
+      return finish(prepare(*arguments), arguments->json);
     };
   });
 }
@@ -73,7 +94,7 @@ void add_prepare(CLI::App& parent, CommandLine& line) {
 void add_inspect(CLI::App& parent, CommandLine& line) {
   auto* command = parent.add_subcommand("inspect", "Check a prepared data set and say what it holds");
   const auto arguments = std::make_shared<DataArguments>();
-  command->add_option("PREFIX", arguments->prefix, "of PREFIX.bin and PREFIX.idx")->required();
+  command->add_option("PREFIX", arguments->prefix, "of PREFIX.bin and PREFIX.idx, or a token file of llm.c")->required();
   command->add_option("--json", arguments->json, "write the summary as JSON");
   command->footer(
       "Example (after: tandem data prepare --input README.md --tokenizer bytes --out build/readme):\n  tandem data inspect "

@@ -47,6 +47,8 @@ std::vector<double> Job::of_leader(const std::vector<double>& values) const {
   return from_bytes<std::vector<double>>(all_gather_bytes(settings_, to_bytes(values)).front());
 }
 
+std::string Job::of_leader(const std::string& text) const { return all_gather_bytes(settings_, text).front(); }
+
 int Job::agree_on_status(int status) const { return from_bytes<int>(all_gather_bytes(settings_, to_bytes(status)).front()); }
 
 void Job::agree(CaseResult& result, std::atomic<bool>& stop) const {

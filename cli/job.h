@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "cli/command.h"
@@ -26,6 +27,7 @@ class Job {
   void on_leader(const std::function<void()>& action) const;
   /// The value of the first process.
   [[nodiscard]] std::vector<double> of_leader(const std::vector<double>& values) const;
+  [[nodiscard]] std::string of_leader(const std::string& text) const;
   /// The exit status of the first process.
   [[nodiscard]] int agree_on_status(int status) const;
 

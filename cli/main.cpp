@@ -108,6 +108,7 @@ int main(int argc, char** argv) {
   tandem::add_generate_command(line);
   tandem::add_golden_command(line);
   tandem::add_data_command(line);
+  tandem::add_checkpoint_command(line);
   tandem::add_compare_command(line);
   tandem::add_trace_command(line);
   tandem::add_pitfalls_command(line);

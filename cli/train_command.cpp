@@ -13,11 +13,13 @@
 #include "cli/job.h"
 #include "cli/output.h"
 #include "cli/run_options.h"
+#include "cli/store_options.h"
 #include "cli/terminal.h"
 #include "cli/train_report.h"
 #include "core/synthetic_corpus.h"
 #include "harness/chrome_trace.h"
 #include "optimized/checkpoint/checkpoint.h"
+#include "optimized/checkpoint/tiers.h"
 #include "optimized/training/trainer.h"
 #include "suites/pair.h"
 
@@ -31,8 +33,10 @@ struct TrainArguments {
   std::vector<std::string> settings;
   std::string resume;
   std::string output;
+  std::string store;
   std::string trace;
   std::string json;
+  DataCache cache;
   WorldArguments world;
 };
 
@@ -42,6 +46,7 @@ struct Plan {
   std::string data;
   std::optional<std::filesystem::path> resume;
   std::string output;  // folder of checkpoints; empty: none
+  std::shared_ptr<ObjectStore> store;
 };
 
 // Everything else may change on the way: layout, rows, precision, dropout, schedule. What the checkpoint's numbers mean may not.
@@ -57,6 +62,24 @@ void require_same_run(const RunConfig& saved, const RunConfig& wanted) {
     throw InputError(
         "--resume: --set optimizer may not change; the checkpoint holds the state of the one that it was saved with");
   }
+  if (wanted.plan.batch.rows != saved.plan.batch.rows) {
+    throw InputError(fmt::format(
+        "--resume: --set rows may not change: the run was saved with {}, and its place in the data is counted in steps of "
+        "so many; leave it and use micro_batches to fit the memory",
+        saved.plan.batch.rows));
+  }
+}
+
+void note(const std::string& line) { fmt::print(stderr, "tandem: {}\n", line); }
+
+// The newest checkpoint that verifies, over all tiers: looked for by the first process alone, since this reads all of them.
+std::filesystem::path newest_checkpoint(const TrainArguments& arguments, const ObjectStore* store, const Job& job) {
+  std::string found;
+  job.on_leader([&] {
+    const std::filesystem::path folder = arguments.resume;
+    found = (store != nullptr ? find_newest_checkpoint(folder, store, note) : find_checkpoint(folder, note)).string();
+  });
+  return job.of_leader(found);
 }
 
 void require_work_for_all(const TrainingPlan& plan) {
@@ -73,14 +96,15 @@ void require_work_for_all(const TrainingPlan& plan) {
   }
 }
 
-Plan resolve(const TrainArguments& arguments) {
+Plan resolve(const TrainArguments& arguments, const Job& job) {
   Plan plan;
   plan.data = "synthetic";
   plan.output = arguments.output;
+  plan.store = open_store_from_environment(arguments.store);
   if (!arguments.resume.empty()) {
     if (!arguments.config_file.empty())
       throw InputError("--resume continues with the configuration of the checkpoint; leave CONFIG.json out and use --set");
-    plan.resume = find_checkpoint(arguments.resume);
+    plan.resume = newest_checkpoint(arguments, plan.store.get(), job);
     // A run goes on where it was, unless it is told to branch off.
     if (plan.output.empty() && *plan.resume != std::filesystem::path(arguments.resume)) plan.output = arguments.resume;
     const CheckpointInfo info = read_checkpoint_info(*plan.resume);
@@ -94,6 +118,8 @@ Plan resolve(const TrainArguments& arguments) {
   if (plan.resume) require_same_run(saved, plan.config);
   if (arguments.steps > 0) plan.config.steps = arguments.steps;
   if (!arguments.data.empty()) plan.data = arguments.data;
+  if (plan.store != nullptr && plan.output.empty())
+    throw InputError("--store copies checkpoints from a folder: give --out as well");
   validate(plan.config.model);
   require_legal(plan.config.plan, plan.config.model);
   require_work_for_all(plan.config.plan);
@@ -153,8 +179,8 @@ int finish(const TrainArguments& arguments, const Plan& plan, const BatchSource&
   if (!report.checkpoint.empty()) fmt::print("checkpoint: {}\n", report.checkpoint.string());
   if (!arguments.trace.empty()) write_chrome_trace(arguments.trace, report.spans_by_rank);
   if (!arguments.json.empty()) write_output(arguments.json, train_report_json(report, summary, plan.config, plan.data));
-  if (report.checkpoint_error) {
-    fmt::print(stderr, "tandem: the last checkpoint could not be written: {}\n", *report.checkpoint_error);
+  if (report.last_checkpoint_failed && !report.checkpoint_problems.empty()) {
+    fmt::print(stderr, "tandem: the last checkpoint is not safe: {}\n", report.checkpoint_problems.back());
     return kRunBroke;
   }
   if (const std::optional<std::string> broken = what_broke(report)) {
@@ -176,9 +202,10 @@ void require_processes(const TrainingPlan& plan, const WorldSettings& world, con
 
 int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop) {
   const WorldSettings world = to_world_settings(arguments.world);
-  const Plan plan = resolve(arguments);
-  const std::unique_ptr<BatchSource> source = open_data(plan.data, plan.config);
   const Job job(world);
+  const Plan plan = resolve(arguments, job);
+  DataCache cache = arguments.cache;
+  const std::unique_ptr<BatchSource> source = open_data(plan.data, plan.config, cache);
   require_processes(plan.config.plan, world, job);
   job.on_leader([&] {
     require_writable(arguments.trace, "--trace");
@@ -193,6 +220,8 @@ int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop)
   options.data = source.get();
   options.data_name = plan.data;
   options.output = plan.output;
+  options.store = plan.store;
+  options.data_may_change = !arguments.data.empty();
   options.resume = plan.resume;
   options.stop = &stop;
   options.world = world;
@@ -211,8 +240,13 @@ int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop)
     fmt::print("step {:>6}  validation loss {:.4f}\n", done, loss);
     std::fflush(stdout);
   };
+  options.on_checkpoint_problem = [&](const std::string& problem) {
+    progress.clear();
+    note(problem);
+  };
   const TrainReport report = train(options);
   progress.clear();
+  if (cache.tokens && job.leads()) fmt::print("{}\n", describe(cache.tokens->cache_counts()));
   return job.agree_on_status(job.leads() ? finish(arguments, plan, *source, report) : kGood);
 }
 
@@ -222,13 +256,21 @@ void add_train_command(CommandLine& line) {
   auto* command = line.app.add_subcommand("train", "Train a GPT on text or on a synthetic source");
   const auto arguments = std::make_shared<TrainArguments>();
   command->add_option("CONFIG", arguments->config_file, "configuration (JSON); without it the defaults below");
-  command->add_option("--data", arguments->data, "text file, prefix of prepared data, or 'synthetic' (default)");
+  command->add_option(
+      "--data", arguments->data,
+      "text file, prefix of prepared data (of a store: s3://BUCKET/PREFIX), token file of llm.c, or 'synthetic' (default)");
+  command->add_option("--data-cache", arguments->cache.folder, "folder for data of a store; ~/.cache/tandem/data by default");
+  command->add_option("--data-cache-gib", arguments->cache.gib, "that it may take")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   command->add_option("--steps", arguments->steps, "number of steps")->check(at_least_one);
   command->add_option("--set", arguments->settings, "key=value, may be repeated; keys below")
       ->type_size(1)
       ->allow_extra_args(false);
   command->add_option("--resume", arguments->resume, "continue from the newest checkpoint in this folder");
   command->add_option("--out", arguments->output, "folder for checkpoints; a resumed run goes on in its own");
+  command->add_option("--store", arguments->store,
+                      "second home of checkpoints: s3://BUCKET/PREFIX (keys and endpoint from AWS_... variables) or a folder");
   command->add_option("--trace", arguments->trace, "write the timeline as Chrome trace JSON (opens in Perfetto)");
   command->add_option("--json", arguments->json, "write losses, times and memory as JSON");
   add_world_options(*command, arguments->world);

@@ -118,6 +118,54 @@ nlohmann::json experts_json(const TrainReport& report) {
   return json;
 }
 
+nlohmann::json checkpoints_json(const TrainReport& report) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const CheckpointTimes& times : report.checkpoint_times) {
+    json.push_back({{"step", times.step},
+                    {"bytes", times.total_bytes},
+                    {"blocking_seconds", times.blocking_seconds},
+                    {"waiting_seconds", times.waiting_seconds},
+                    {"writing_seconds", times.writing_seconds},
+                    {"uploading_seconds", times.uploading_seconds}});
+  }
+  return json;
+}
+
+nlohmann::json loading_json(const PrefetchStatistics& loading) {
+  return {{"batches", loading.made},
+          {"making_seconds", loading.making_seconds},
+          {"takes", loading.takes},
+          {"waits", loading.waits},
+          {"waited_seconds", loading.waited_seconds}};
+}
+
+// What training stood still for, and what went on beside it.
+void print_checkpoints(const TrainReport& report) {
+  if (report.checkpoint_times.empty()) return;
+  CheckpointTimes sum;
+  for (const CheckpointTimes& times : report.checkpoint_times) {
+    sum.total_bytes += times.total_bytes;
+    sum.blocking_seconds += times.blocking_seconds;
+    sum.writing_seconds += times.writing_seconds;
+    sum.uploading_seconds += times.uploading_seconds;
+  }
+  const auto count = static_cast<std::int64_t>(report.checkpoint_times.size());
+  const auto mean_ms = [&](double seconds) { return 1e3 * seconds / static_cast<double>(count); };
+  fmt::print("checkpoints: {} of {}; training stood still {:.1f} ms for each, {:.1f} ms to write", count,
+             human_bytes(sum.total_bytes / count), mean_ms(sum.blocking_seconds), mean_ms(sum.writing_seconds));
+  if (sum.uploading_seconds > 0) fmt::print(", {:.1f} ms to upload", mean_ms(sum.uploading_seconds));
+  fmt::print("\n");
+}
+
+void print_loading(const TrainReport& report) {
+  const PrefetchStatistics& loading = report.loading;
+  if (loading.takes == 0 || report.wall_seconds <= 0) return;
+  const double ranks = static_cast<double>(loading.takes) / static_cast<double>(report.steps.size());
+  fmt::print("data: {:.2f} ms to make a batch; waited for {:.1f} % of the time\n",
+             1e3 * loading.making_seconds / static_cast<double>(std::max<std::int64_t>(1, loading.made)),
+             100 * loading.waited_seconds / (ranks * report.wall_seconds));
+}
+
 }  // namespace
 
 TrainSummary summarise_training(const TrainReport& report, const RunConfig& config, std::int64_t sequence) {
@@ -191,6 +239,9 @@ std::string train_report_json(const TrainReport& report, const TrainSummary& sum
                            {"instruction_set", report.kernels.instruction_set},
                            {"matrix_library", report.kernels.matrix_library},
                            {"notes", report.kernels.notes}}}};
+  json["checkpoints"] = checkpoints_json(report);
+  json["checkpoint_problems"] = report.checkpoint_problems;
+  json["loading"] = loading_json(report.loading);
   if (config.model.experts > 0) json["experts"] = experts_json(report);
   if (scales_loss(config.plan)) json["loss_scale"] = loss_scale_json(report);
   return json.dump(2) + "\n";
@@ -212,6 +263,8 @@ void print_train_summary(const TrainReport& report, const TrainSummary& summary)
     fmt::print("loss scale: {:.12g} in the last step, {} of {} steps skipped\n", last.loss_scale, skipped_steps(report),
                report.steps.size());
   }
+  print_loading(report);
+  print_checkpoints(report);
   print_memory(summary);
   fmt::print("kernels: {}, {}, {}\n", report.kernels.backend, report.kernels.instruction_set, report.kernels.matrix_library);
 }

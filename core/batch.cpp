@@ -21,7 +21,10 @@ Batch make_batch(std::int64_t rows, std::int64_t sequence) {
   batch.targets.assign(count, kIgnoredTarget);
   batch.document_starts.assign(count, 0);
   batch.positions.resize(count);
-  for (std::size_t i = 0; i < count; ++i) batch.positions[i] = static_cast<std::int32_t>(i % static_cast<std::size_t>(sequence));
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto first = batch.positions.begin() + row * sequence;
+    std::iota(first, first + sequence, 0);
+  }
   batch.row_ids.resize(static_cast<std::size_t>(rows));
   std::iota(batch.row_ids.begin(), batch.row_ids.end(), std::int64_t{0});
   return batch;

@@ -25,7 +25,7 @@ class BatchSource {
 
   /// Every id is in [0, vocabulary()).
   [[nodiscard]] virtual std::int64_t vocabulary() const noexcept = 0;
-  /// Tokens of a row.
+  /// Most tokens that a row can have; of a source that pads to the longest, a batch may have fewer.
   [[nodiscard]] virtual std::int64_t sequence() const noexcept = 0;
   /// Training tokens that exist; empty when unlimited.
   [[nodiscard]] virtual std::optional<std::int64_t> training_tokens() const noexcept = 0;
@@ -33,6 +33,8 @@ class BatchSource {
   [[nodiscard]] virtual std::optional<std::int64_t> epoch_rows() const noexcept = 0;
   /// One line for the log: what, how much, how it is split.
   [[nodiscard]] virtual std::string describe() const = 0;
+  /// Says the same for sources that give the same batches, and another thing for others: kept in checkpoints. Without paths.
+  [[nodiscard]] virtual std::string identity() const { return describe(); }
 };
 
 }  // namespace tandem

@@ -10,6 +10,7 @@
 #include "core/model_config.h"
 #include "core/optimizer_config.h"
 #include "core/plan.h"
+#include "core/text_data.h"
 
 namespace tandem {
 
@@ -26,6 +27,15 @@ struct RunConfig {
   std::int64_t evaluate_every_steps = 50;  ///< 0: only at the end
   std::int64_t evaluate_batches = 4;
   std::int64_t checkpoint_every_steps = 0;  ///< 0: only at the end, where an output folder is given
+  bool checkpoint_async = true;             ///< written in the background
+  std::int64_t checkpoint_keep = 0;         ///< newest checkpoints that stay; 0: all
+  Batching batching = Batching::stream;     ///< of text (core/text_data.h)
+  DocumentRule documents = DocumentRule::file;
+  bool respect_documents = false;
+  std::int64_t bucket_batches = 16;
+  std::int64_t pad_multiple = 1;
+  std::int64_t prefetch_batches = 2;  ///< made ahead of the step; 0: when the step asks
+  int loader_threads = 1;             ///< that make them
 };
 
 /// Reads a configuration file: {"model": {...}, "plan": {...}, "optimizer": {...}, "schedule": {...}, "run": {...}}, every key

@@ -310,6 +310,33 @@ void add_run(std::vector<ConfigField>& fields) {
       number("run", "evaluate_batches", kPositiveCount, "batches of one evaluation", in_run(&RunConfig::evaluate_batches)));
   fields.push_back(
       number("run", "checkpoint_every_steps", kAnyCount, "0 means at the end only", in_run(&RunConfig::checkpoint_every_steps)));
+  fields.push_back(flag("run", "checkpoint_async", "checkpoints are written while training goes on; false: it waits for them",
+                        in_run(&RunConfig::checkpoint_async)));
+  fields.push_back(
+      number("run", "checkpoint_keep", kAnyCount, "newest checkpoints that stay; 0: all", in_run(&RunConfig::checkpoint_keep)));
+}
+
+void add_data(std::vector<ConfigField>& fields) {
+  fields.push_back(choice<Batching>("run", "batching",
+                                    {{"stream", Batching::stream},
+                                     {"padded", Batching::padded},
+                                     {"bucketed", Batching::bucketed},
+                                     {"packed", Batching::packed}},
+                                    "rows of text: cut from the stream, one document each padded to the longest of the batch, "
+                                    "padded among documents of about the same length, or several documents a row",
+                                    in_run(&RunConfig::batching)));
+  fields.push_back(choice<DocumentRule>(
+      "run", "documents", {{"file", DocumentRule::file}, {"paragraph", DocumentRule::paragraph}, {"line", DocumentRule::line}},
+      "what one document of a text file is; prepared data has its own", in_run(&RunConfig::documents)));
+  fields.push_back(flag("run", "respect_documents", "stream: attention and positions restart at each document of a row",
+                        in_run(&RunConfig::respect_documents)));
+  fields.push_back(number("run", "bucket_batches", kPositiveInt, "bucketed: batches among which pieces are grouped by length",
+                          in_run(&RunConfig::bucket_batches)));
+  fields.push_back(number("run", "pad_multiple", kPositiveInt, "padded, bucketed: the length of a batch is a multiple of it",
+                          in_run(&RunConfig::pad_multiple)));
+  fields.push_back(number("run", "prefetch_batches", kAnyCount, "made ahead of the step; 0: when the step asks",
+                          in_run(&RunConfig::prefetch_batches)));
+  fields.push_back(number("run", "loader_threads", kPositiveInt, "that make them", in_run(&RunConfig::loader_threads)));
 }
 
 bool is_limit(double end) { return std::isfinite(end) && end < kLargestInt; }
@@ -328,6 +355,7 @@ const std::vector<ConfigField>& config_fields() {
     add_optimizer(fields);
     add_schedule(fields);
     add_run(fields);
+    add_data(fields);
     return fields;
   }();
   return kFields;

@@ -2,6 +2,7 @@
 #include "core/synthetic_corpus.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <utility>
@@ -135,6 +136,13 @@ std::optional<Batch> SyntheticCorpus::validation_batch(std::int64_t index, std::
 std::string SyntheticCorpus::describe() const {
   return fmt::format("synthetic Markov source: {} symbols, {} successors each, entropy rate {:.6f} nats, seed {}",
                      options_.vocabulary, options_.branching, entropy_rate_nats_, options_.seed);
+}
+
+std::string SyntheticCorpus::identity() const {
+  constexpr std::array kShapes = {"full", "skewed", "packed"};
+  return fmt::format("synthetic Markov source; {} symbols, {} successors each; {} rows of {}, {} held out; seed {}",
+                     options_.vocabulary, options_.branching, kShapes.at(static_cast<std::size_t>(options_.row_shape)),
+                     options_.sequence, options_.validation_rows, options_.seed);
 }
 
 }  // namespace tandem

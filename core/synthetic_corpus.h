@@ -56,6 +56,7 @@ class SyntheticCorpus final : public BatchSource {
   [[nodiscard]] std::optional<std::int64_t> training_tokens() const noexcept override { return std::nullopt; }
   [[nodiscard]] std::optional<std::int64_t> epoch_rows() const noexcept override { return std::nullopt; }
   [[nodiscard]] std::string describe() const override;
+  [[nodiscard]] std::string identity() const override;
 
  private:
   void fill_row(Batch& batch, std::int64_t row, std::string_view stream) const;

@@ -199,5 +199,19 @@ TEST(SyntheticCorpus, NamesAnOptionOutOfRange) {
   EXPECT_THROW(SyntheticCorpus({.sequence = 0}), InputError);
 }
 
+TEST(SyntheticCorpus, IsIdentifiedByWhatItsBatchesDependOn) {
+  const std::vector<SyntheticOptions> all = {{},
+                                             {.vocabulary = 65},
+                                             {.branching = 7},
+                                             {.sequence = 65},
+                                             {.seed = 2},
+                                             {.row_shape = RowShape::packed},
+                                             {.validation_rows = 255}};
+  std::set<std::string> identities;
+  for (const SyntheticOptions& options : all) identities.insert(SyntheticCorpus(options).identity());
+
+  EXPECT_EQ(identities.size(), all.size());
+}
+
 }  // namespace
 }  // namespace tandem

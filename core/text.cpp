@@ -51,15 +51,15 @@ std::optional<std::size_t> first_invalid_utf8(std::string_view text) noexcept {
   return std::nullopt;
 }
 
-void require_text(std::string_view text, std::string_view source) {
+void require_text(std::string_view text, std::string_view source, std::size_t offset) {
   const std::optional<std::size_t> invalid = first_invalid_utf8(text);
   const std::size_t nul = text.find('\0');
   if (nul != std::string_view::npos && (!invalid || nul < *invalid)) {
-    throw InputError(fmt::format("{} is not text: byte 0x00 at offset {}; is it a binary file?", source, nul));
+    throw InputError(fmt::format("{} is not text: byte 0x00 at offset {}; is it a binary file?", source, offset + nul));
   }
   if (invalid) {
     throw InputError(fmt::format("{} is not UTF-8: byte 0x{:02x} at offset {}; convert it (iconv -t UTF-8) or name another file",
-                                 source, static_cast<unsigned char>(text[*invalid]), *invalid));
+                                 source, static_cast<unsigned char>(text[*invalid]), offset + *invalid));
   }
 }
 

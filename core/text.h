@@ -11,7 +11,8 @@ namespace tandem {
 /// no cut character at the end); empty when it is UTF-8 throughout. The offset is that of the bad character's first byte.
 [[nodiscard]] std::optional<std::size_t> first_invalid_utf8(std::string_view text) noexcept;
 
-/// Throws InputError unless `text` is UTF-8 without NUL bytes; the message has `source` (a file name), the byte and its offset.
-void require_text(std::string_view text, std::string_view source);
+/// Throws InputError unless `text` is UTF-8 without NUL bytes; the message has `source` (a file name), the byte and its offset,
+/// `text` beginning at `offset`.
+void require_text(std::string_view text, std::string_view source, std::size_t offset = 0);
 
 }  // namespace tandem

@@ -51,10 +51,27 @@ DocumentRule parse_document_rule(std::string_view text) {
   throw InputError(fmt::format("document rule '{}' does not exist; there are: file, paragraph, line", text));
 }
 
+std::string_view name(Batching batching) {
+  switch (batching) {
+    case Batching::stream: return "stream";
+    case Batching::padded: return "padded";
+    case Batching::bucketed: return "bucketed";
+    case Batching::packed: return "packed";
+  }
+  return "";
+}
+
 void validate(const TextDataOptions& options) {
   if (options.sequence < 1) throw InputError(fmt::format("sequence is {}, it must be at least 1", options.sequence));
   if (!(options.validation_fraction >= 0 && options.validation_fraction < 1)) {
     throw InputError(fmt::format("validation_fraction is {}, it must be at least 0 and below 1", options.validation_fraction));
+  }
+  if (options.bucket_batches < 1)
+    throw InputError(fmt::format("bucket_batches is {}, it must be at least 1", options.bucket_batches));
+  const bool pads = options.batching == Batching::padded || options.batching == Batching::bucketed;
+  if (options.pad_multiple < 1 || (pads && options.sequence % options.pad_multiple != 0)) {
+    throw InputError(fmt::format("pad_multiple is {}; it must divide the sequence of {}, which is the longest that a row can be",
+                                 options.pad_multiple, options.sequence));
   }
 }
 

@@ -33,9 +33,13 @@ TEST(DocumentRules, NamesAreReadBack) {
 
 TEST(TextDataOptions, RefusesWhatIsOutOfRange) {
   EXPECT_NO_THROW(validate(TextDataOptions{}));
-  EXPECT_EQ(message_of<InputError>([] { validate({.sequence = 0}); }), "sequence is 0, it must be at least 1");
+  EXPECT_EQ(message_of<InputError>([] { validate(TextDataOptions{.sequence = 0}); }), "sequence is 0, it must be at least 1");
   EXPECT_EQ(message_of<InputError>([] { validate({.validation_fraction = 1}); }),
             "validation_fraction is 1, it must be at least 0 and below 1");
+  EXPECT_EQ(message_of<InputError>([] { validate({.bucket_batches = 0}); }), "bucket_batches is 0, it must be at least 1");
+  EXPECT_EQ(message_of<InputError>([] { validate({.sequence = 64, .batching = Batching::padded, .pad_multiple = 24}); }),
+            "pad_multiple is 24; it must divide the sequence of 64, which is the longest that a row can be");
+  EXPECT_NO_THROW(validate({.sequence = 64, .batching = Batching::packed, .pad_multiple = 24})) << "of no matter there";
   EXPECT_THROW(validate({.validation_fraction = -0.1}), InputError);
   EXPECT_THROW(validate({.validation_fraction = std::numeric_limits<double>::quiet_NaN()}), InputError);
 }

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "core/io/test_folder.h"
@@ -97,6 +98,59 @@ TEST(ReferenceTextSource, RestartsAtDocumentsWhenAskedTo) {
   EXPECT_EQ(text_of(batch.targets), "b|_d|_fgh");
   EXPECT_EQ(batch.positions, (std::vector<std::int32_t>{0, 1, 2, 0, 1, 2, 0, 1, 2}));
   EXPECT_EQ(batch.document_starts, (std::vector<std::int32_t>{0, 0, 0, 3, 3, 3, 6, 6, 6}));
+}
+
+TEST(CutPieces, EveryPairIsInOnePiece) {
+  using Pieces = std::vector<PieceTokens>;
+  EXPECT_EQ(cut_pieces({{1, 2, 3, 4, 5, 0}, {0}, {}, {7, 0}}, 2), (Pieces{{1, 2, 3}, {3, 4, 5}, {5, 0}, {7, 0}}));
+  EXPECT_EQ(cut_pieces({{1, 2, 0}}, 2), (Pieces{{1, 2, 0}}));
+}
+
+TEST(PackPieces, LongestFirstIntoTheFirstRowWithRoom) {
+  using Rows = std::vector<std::vector<PieceTokens>>;
+  // Pairs 1, 4, 2, 3, 1 in rows of 4: 4 | 3 and the first 1 | 2 and the last.
+  const std::vector<PieceTokens> pieces = {{1, 0}, {2, 2, 2, 2, 0}, {3, 3, 0}, {4, 4, 4, 0}, {5, 0}};
+  EXPECT_EQ(pack_pieces(pieces, 4), (Rows{{pieces[1]}, {pieces[0], pieces[3]}, {pieces[2], pieces[4]}}));
+  EXPECT_EQ(pack_pieces(std::vector<PieceTokens>(2 * kPackWindow + 1, {1, 0}), 1 << 20).size(), 3U) << "a window at a time";
+}
+
+std::map<std::string, std::string> rows_of(const Batch& batch) {
+  std::map<std::string, std::string> rows;
+  for (std::int64_t row = 0; row < batch.rows; ++row) {
+    const Batch one = slice_rows(batch, row, 1);
+    std::string places;
+    for (std::size_t t = 0; t < one.ids.size(); ++t) places += fmt::format("{}.{} ", one.document_starts[t], one.positions[t]);
+    rows[text_of(one.ids) + " " + text_of(one.targets)] = places;
+  }
+  return rows;
+}
+
+TEST(ReferenceTextSource, PadsToTheLongestOfABatch) {
+  const TestFolder folder;
+  const TextSource source(
+      {folder.write("a", "abcdef\nx\ngh")},
+      {.sequence = 4, .validation_fraction = 0, .documents = DocumentRule::line, .batching = Batching::padded});
+
+  EXPECT_EQ(source.epoch_rows(), 4);
+  EXPECT_EQ(rows_of(source.training_batch(0, 4)), (std::map<std::string, std::string>{{"abcd bcde", "0.0 0.1 0.2 0.3 "},
+                                                                                      {"ef|| f|__", "0.0 0.1 2.0 2.1 "},
+                                                                                      {"x||| |___", "0.0 1.0 1.1 1.2 "},
+                                                                                      {"gh|| h|__", "0.0 0.1 2.0 2.1 "}}));
+  for (std::int64_t step = 0; step < 4; ++step) {
+    const Batch batch = source.training_batch(step, 1);
+    EXPECT_EQ(batch.valid_tokens(), batch.sequence) << "the longest is the only one";
+  }
+}
+
+TEST(ReferenceTextSource, PacksDocumentsWithTheirOwnPositions) {
+  const TestFolder folder;
+  const TextSource source(
+      {folder.write("a", "abcdef\nx\ngh")},
+      {.sequence = 4, .validation_fraction = 0, .documents = DocumentRule::line, .batching = Batching::packed});
+
+  EXPECT_EQ(rows_of(source.training_batch(0, 3)),
+            (std::map<std::string, std::string>{
+                {"abcd bcde", "0.0 0.1 0.2 0.3 "}, {"efgh f|h|", "0.0 0.1 2.0 2.1 "}, {"x||| |___", "0.0 1.0 1.1 1.2 "}}));
 }
 
 TEST(ReferenceTextSource, HoldsOutTheLastTokensOfOneDocument) {

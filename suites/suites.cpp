@@ -17,6 +17,8 @@ CaseList all_cases(const SuiteOptions& options) {
   add_zero_cases(cases);
   add_overlap_cases(cases);
   add_compression_cases(cases);
+  add_checkpoint_cases(cases);
+  add_data_pipeline_cases(cases);
   add_loss_scaling_cases(cases, options);
   add_adversary_cases(cases);
   add_training_cases(cases, options);

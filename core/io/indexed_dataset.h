@@ -10,6 +10,8 @@
 #include "core/batch.h"
 #include "core/dtype.h"
 #include "core/io/atomic_file.h"
+#include "core/io/dataset_index.h"
+#include "core/io/hash.h"
 #include "core/io/mapped_file.h"
 
 namespace tandem {
@@ -34,6 +36,8 @@ class IndexedDatasetWriter {
   /// A sequence in pieces, for tokens that are bytes already (dtype u8 only): append() any number of times, then end_sequence(),
   /// which throws ContractError beyond 2^31 - 1 tokens.
   void append(std::span<const std::uint8_t> tokens);
+  /// The same for tokens of any dtype, as it stores them.
+  void append_stored(std::span<const std::byte> tokens);
   void end_sequence();
   /// Ends the current document, which may be empty.
   void end_document();
@@ -42,11 +46,17 @@ class IndexedDatasetWriter {
   /// finish(), then the new pair takes the place of the old.
   void commit();
 
+  [[nodiscard]] DType dtype() const noexcept { return dtype_; }
   [[nodiscard]] std::int64_t num_tokens() const noexcept { return num_tokens_; }
   [[nodiscard]] std::int64_t num_documents() const noexcept { return static_cast<std::int64_t>(document_ends_.size()); }
+  /// Of the sequence that has not ended.
+  [[nodiscard]] std::int64_t open_tokens() const noexcept { return open_tokens_; }
+  /// Of the .idx; known once finish() has returned.
+  [[nodiscard]] Hash128 idx_hash() const noexcept { return idx_hash_; }
 
  private:
   void write_index();
+  void write_indexed(std::span<const std::byte> bytes);
 
   std::filesystem::path prefix_;
   DType dtype_;
@@ -57,49 +67,40 @@ class IndexedDatasetWriter {
   std::int64_t num_tokens_ = 0;
   std::int64_t open_tokens_ = 0;  ///< of the sequence that has not ended
   bool finished_ = false;
+  Hasher128 idx_hasher_;
+  Hash128 idx_hash_;
 };
 
 /// An indexed dataset, memory-mapped. Positions are 64-bit and count tokens from the start of the .bin. Nothing is copied: memory
-/// does not grow with the data. Safe to read from several threads.
-///
-/// The constructor checks magic, version, dtype code, counts against the size of the .idx, every length, that each sequence
-/// starts where the one before it ends, the documents' sequence ranges, and the size of the .bin. What is wrong is an InputError
-/// with file, place and numbers.
+/// does not grow with the data, nor does the time to open it. Safe to read from several threads. What is checked, and when, is
+/// said at DatasetIndex.
 class IndexedDataset {
  public:
-  explicit IndexedDataset(const std::filesystem::path& prefix);
+  explicit IndexedDataset(const std::filesystem::path& prefix) : IndexedDataset(MappedFile(idx_path(prefix)), prefix) {}
 
-  [[nodiscard]] DType dtype() const noexcept { return dtype_; }
-  [[nodiscard]] std::int64_t num_sequences() const noexcept { return num_sequences_; }
-  [[nodiscard]] std::int64_t num_documents() const noexcept { return num_documents_; }
-  [[nodiscard]] std::int64_t num_tokens() const noexcept { return num_tokens_; }
+  [[nodiscard]] DType dtype() const noexcept { return index_.dtype(); }
+  [[nodiscard]] std::int64_t num_sequences() const noexcept { return index_.num_sequences(); }
+  [[nodiscard]] std::int64_t num_documents() const noexcept { return index_.num_documents(); }
+  [[nodiscard]] std::int64_t num_tokens() const noexcept { return index_.num_tokens(); }
 
   /// Tokens of sequence `index`, and sequences of document `index`.
-  [[nodiscard]] Interval sequence(std::int64_t index) const;
-  [[nodiscard]] Interval document_sequences(std::int64_t index) const;
+  [[nodiscard]] Interval sequence(std::int64_t index) const { return index_.sequence(index); }
+  [[nodiscard]] Interval document_sequences(std::int64_t index) const { return index_.document_sequences(index); }
   /// First token of document `index`; num_tokens() for index = num_documents().
-  [[nodiscard]] std::int64_t document_begin(std::int64_t index) const;
+  [[nodiscard]] std::int64_t document_begin(std::int64_t index) const { return index_.document_begin(index); }
 
   /// Copies tokens [first, first + out.size()) to `out`. Throws ContractError beyond the end, InputError on a token that does not
   /// fit 32 bits.
   void read(std::int64_t first, std::span<std::int32_t> out) const;
   [[nodiscard]] std::span<const std::byte> bin_bytes() const noexcept { return bin_.bytes(); }
+  /// Reads the whole index (DatasetIndex::check()).
+  void check() const { index_.check(); }
 
  private:
-  void read_header();
-  void check_sequences();
-  void check_documents() const;
-  [[noreturn]] void refuse_bin(const std::string& index_says) const;
-  [[nodiscard]] std::int32_t size_at(std::int64_t index) const noexcept;
-  [[nodiscard]] std::int64_t pointer_at(std::int64_t index) const noexcept;
-  [[nodiscard]] std::int64_t document_at(std::int64_t index) const noexcept;
+  IndexedDataset(MappedFile idx, const std::filesystem::path& prefix);
 
-  MappedFile idx_;
   MappedFile bin_;
-  DType dtype_ = DType::u8;
-  std::int64_t num_sequences_ = 0;
-  std::int64_t num_documents_ = 0;
-  std::int64_t num_tokens_ = 0;
+  DatasetIndex index_;
 };
 
 }  // namespace tandem

@@ -45,7 +45,7 @@ std::string refusal_after(const Damage& damage) {
   std::string idx = TestFolder::read(folder / "x.idx");
   damage(idx);
   folder.write("x.idx", idx);
-  const std::string message = message_of<InputError>([&] { IndexedDataset dataset(folder / "x"); });
+  const std::string message = message_of<InputError>([&] { IndexedDataset(folder / "x").check(); });
   EXPECT_EQ(message.find((folder / "x").string()), 0U) << message;
   return message;
 }
@@ -251,12 +251,12 @@ TEST(IndexedDatasetDamage, PointerThatDoesNotFollow) {
 
 TEST(IndexedDatasetDamage, PointerBeyondTheFile) {
   EXPECT_SAYS(refusal_after(replace_at(kPointersAt + 16, bytes_of(std::int64_t{1} << 50))),
-              "sequence 2 starts at byte 1125899906842624");
+              "the last sequence, 2, starts at byte 1125899906842624");
 }
 
 TEST(IndexedDatasetDamage, SizeBeyondTheBin) {
   EXPECT_SAYS(refusal_after(replace_at(kSizesAt + 8, bytes_of(std::int32_t{3}))),
-              "x.bin has 12 bytes, but by its .idx sequence 2 ends at byte 14");
+              "x.bin has 12 bytes, but by its .idx the last sequence, 2, starts at byte 8 and has 6");
 }
 
 TEST(IndexedDatasetDamage, DocumentsThatDoNotStartAtZero) {
@@ -304,6 +304,70 @@ TEST(IndexedDatasetDamage, EveryTruncationOfTheIndexIsRefused) {
   for (std::size_t kept = 0; kept < size; ++kept) {
     EXPECT_FALSE(refusal_after([&](std::string& idx) { idx.resize(kept); }).empty()) << kept << " of " << size << " bytes";
   }
+}
+
+/// All that can be asked of a data set, whatever its index says; each answer must lie inside the .bin.
+void read_everything(const IndexedDataset& dataset) {
+  const Interval all = {0, dataset.num_tokens()};
+  const auto inside = [&](std::int64_t position) { return position >= all.begin && position <= all.end; };
+  const auto ask = [](const auto& question) {
+    try {
+      question();
+    } catch (const InputError&) {
+    }
+  };
+  for (std::int64_t i = 0; i < dataset.num_sequences(); ++i) {
+    ask([&] {
+      const Interval tokens = dataset.sequence(i);
+      ASSERT_TRUE(inside(tokens.begin) && inside(tokens.end) && tokens.begin <= tokens.end);
+      std::vector<std::int32_t> read(static_cast<std::size_t>(tokens.size()));
+      dataset.read(tokens.begin, read);
+    });
+  }
+  for (std::int64_t d = 0; d <= dataset.num_documents(); ++d) ask([&] { ASSERT_TRUE(inside(dataset.document_begin(d))); });
+}
+
+/// Opening looks at the ends alone: what is wrong in between is found where it is used, and by check().
+TEST(IndexedDatasetDamage, IsFoundAtTheLatestWhereItIsUsed) {
+  const TestFolder folder;
+  write_example(folder / "x");
+  const std::string good = TestFolder::read(folder / "x.idx");
+  std::size_t opened = 0;
+
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    for (const char flipped : {'\x01', '\x02', '\x80', '\xff'}) {
+      std::string idx = good;
+      idx[at] = static_cast<char>(idx[at] ^ flipped);
+      folder.write("x.idx", idx);
+      try {
+        const IndexedDataset dataset(folder / "x");
+        ++opened;
+        read_everything(dataset);
+        // Another end of a document is another data set, and a whole one.
+        if (at < kDocumentsAt) {
+          EXPECT_THROW(dataset.check(), InputError) << "byte " << at;
+        }
+      } catch (const InputError&) {
+      }
+    }
+  }
+
+  EXPECT_GT(opened, 20U) << "nothing in the middle was tried";
+}
+
+TEST(IndexedDatasetDamage, InTheMiddleNamesTheEntry) {
+  const TestFolder folder;
+  write_example(folder / "x");
+  std::string idx = TestFolder::read(folder / "x.idx");
+  replace_at(kPointersAt + 8, bytes_of(std::int64_t{1} << 50))(idx);
+  replace_at(kDocumentsAt + 8, bytes_of(std::int64_t{7}))(idx);
+  folder.write("x.idx", idx);
+
+  const IndexedDataset dataset(folder / "x");
+
+  EXPECT_SAYS(message_of<InputError>([&] { (void)dataset.sequence(1); }),
+              "x.idx is not a valid index of a dataset: sequence 1 has 1 tokens from byte 1125899906842624 on, the .bin has 12");
+  EXPECT_SAYS(message_of<InputError>([&] { (void)dataset.document_begin(1); }), "document 1 has sequences 7 to 3 of 3");
 }
 
 }  // namespace

@@ -285,6 +285,32 @@ template std::vector<float> SafetensorsFile::read_as<float>(std::string_view) co
 template std::vector<std::int32_t> SafetensorsFile::read_as<std::int32_t>(std::string_view) const;
 template std::vector<std::int64_t> SafetensorsFile::read_as<std::int64_t>(std::string_view) const;
 
+std::string safetensors_header(std::span<const TensorHeading> tensors, const SafetensorsMetadata& metadata) {
+  json header = json::object();
+  if (!metadata.empty()) header[std::string(kMetadataKey)] = std::map<std::string, std::string>(metadata.begin(), metadata.end());
+  std::int64_t next = 0;
+  std::size_t element = tensors.empty() ? 0 : size_bytes(tensors.front().dtype);
+  for (const TensorHeading& tensor : tensors) {
+    TANDEM_CHECK(tensor.name != kMetadataKey && !header.contains(tensor.name),
+                 fmt::format("tensor name '{}' is reserved or given twice", tensor.name));
+    TANDEM_CHECK(size_bytes(tensor.dtype) <= std::exchange(element, size_bytes(tensor.dtype)),
+                 fmt::format("tensor '{}' has larger elements than the one before it", tensor.name));
+    const std::int64_t end = next + num_elements(tensor.shape) * static_cast<std::int64_t>(element);
+    header[tensor.name] = {{"dtype", format_name(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {next, end}}};
+    next = end;
+  }
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const json::exception& error) {
+    throw ContractError(fmt::format("names and metadata of tensors must be UTF-8: {}", error.what()));
+  }
+  text.append((kLengthBytes - text.size() % kLengthBytes) % kLengthBytes, ' ');
+  std::string length(kLengthBytes, '\0');
+  for (std::size_t i = 0; i < kLengthBytes; ++i) length[i] = static_cast<char>(std::uint64_t{text.size()} >> (8 * i));
+  return length + text;
+}
+
 void write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                        const SafetensorsMetadata& metadata) {
   std::vector<const NamedTensor*> order;
@@ -292,31 +318,14 @@ void write_safetensors(const std::filesystem::path& path, std::span<const NamedT
   std::stable_sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {
     return size_bytes(a->view.dtype()) > size_bytes(b->view.dtype());
   });
-  json header = json::object();
-  if (!metadata.empty()) header[std::string(kMetadataKey)] = std::map<std::string, std::string>(metadata.begin(), metadata.end());
-  std::int64_t next = 0;
+  std::vector<TensorHeading> headings;
   for (const NamedTensor* tensor : order) {
     const Shape shape = tensor->view.shape();
     TANDEM_CHECK(tensor->view || num_elements(shape) == 0, fmt::format("tensor '{}' has no data", tensor->name));
-    TANDEM_CHECK(tensor->name != kMetadataKey && !header.contains(tensor->name),
-                 fmt::format("tensor name '{}' is reserved or given twice", tensor->name));
-    const std::int64_t end = next + tensor->view.size_bytes();
-    header[tensor->name] = {{"dtype", format_name(tensor->view.dtype())}, {"shape", shape}, {"data_offsets", {next, end}}};
-    next = end;
+    headings.push_back({tensor->name, tensor->view.dtype(), shape});
   }
-  std::string text;
-  try {
-    text = header.dump();
-  } catch (const json::exception& error) {
-    throw ContractError(fmt::format("names and metadata of {} must be UTF-8: {}", path.string(), error.what()));
-  }
-  text.append((kLengthBytes - text.size() % kLengthBytes) % kLengthBytes, ' ');
-
   AtomicFile file(path);
-  std::array<std::byte, kLengthBytes> length{};
-  for (std::size_t i = 0; i < kLengthBytes; ++i) length[i] = static_cast<std::byte>(std::uint64_t{text.size()} >> (8 * i));
-  file.write(length);
-  file.write(text);
+  file.write(safetensors_header(headings, metadata));
   for (const NamedTensor* tensor : order) {
     file.write({static_cast<const std::byte*>(tensor->view.data()), static_cast<std::size_t>(tensor->view.size_bytes())});
   }

@@ -67,6 +67,18 @@ class SafetensorsFile {
   SafetensorsMetadata metadata_;
 };
 
+/// A tensor that is to be written.
+struct TensorHeading {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape;
+};
+
+/// What a safetensors file begins with, length included; the bytes of the tensors follow in the order given, without gaps. Throws
+/// ContractError on a name given twice or reserved ("__metadata__") and where a tensor has larger elements than the one before
+/// it: it might not be aligned.
+[[nodiscard]] std::string safetensors_header(std::span<const TensorHeading> tensors, const SafetensorsMetadata& metadata = {});
+
 struct NamedTensor {
   std::string name;
   TensorView view;

@@ -1,44 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/checkpoint/checkpoint.h"
 
-#include <functional>
-#include <string>
+#include <limits>
 
 #include <gtest/gtest.h>
 
-#include "core/io/atomic_file.h"
-#include "core/io/test_folder.h"
-#include "core/synthetic_corpus.h"
-#include "optimized/comm/world.h"
+#include "optimized/checkpoint/checkpoint_test_support.h"
 
 namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
 
-RunConfig small_config() {
-  RunConfig config;
-  config.model.vocabulary = 13;
-  config.model.sequence = 7;
-  config.model.layers = 1;
-  config.model.hidden = 8;
-  config.model.heads = 2;
-  config.plan.batch.rows = 3;
-  return config;
-}
-
-void with_engine(const RunConfig& config, const std::function<void(Engine&)>& use) {
-  run_world({.ranks = 1}, [&](Communicator& comm) {
-    Arena arena({.poison = true});
-    const auto kernels = make_cpu_kernels({});
-    Engine engine({&comm, kernels.get(), &arena, nullptr, {}}, {config.model, config.plan, config.optimizer, {}, 10, 1});
-    use(engine);
-  });
-}
-
 std::vector<std::vector<double>> state_of(const Engine& engine) {
   std::vector<std::vector<double>> state;
   for (const OwnedPart& part : engine.store().parts()) {
+    state.push_back(ParameterStore::values_of(engine.store().stored(part)));
     state.push_back(ParameterStore::values_of(engine.store().master(part)));
     state.push_back(ParameterStore::values_of(engine.store().first_moment(part)));
     state.push_back(ParameterStore::values_of(engine.store().second_moment(part)));
@@ -46,133 +23,228 @@ std::vector<std::vector<double>> state_of(const Engine& engine) {
   return state;
 }
 
-// A trained engine's checkpoint in `folder`; returns its state.
-std::vector<std::vector<double>> save_trained(const fs::path& folder, std::int64_t steps = 2) {
-  const RunConfig config = small_config();
-  const SyntheticCorpus corpus({.vocabulary = 13, .branching = 4, .sequence = 7});
-  std::vector<std::vector<double>> state;
-  with_engine(config, [&](Engine& engine) {
-    engine.store().initialise(config.model, Initialization::gpt2, 1);
-    for (std::int64_t step = 0; step < steps; ++step) engine.train_step(corpus.training_batch(step, 3), step);
-    (void)save_checkpoint(folder, engine, {config, steps, "synthetic"});
-    state = state_of(engine);
-  });
-  return state;
-}
-
-std::string refusal(const fs::path& folder) {
-  return message_of<InputError>([&] {
-    const fs::path step_folder = find_checkpoint(folder);
-    const CheckpointInfo info = read_checkpoint_info(step_folder);
-    with_engine(info.config, [&](Engine& engine) { load_checkpoint(step_folder, info, engine); });
-  });
+void load_into_new_engines(const RunConfig& config, const fs::path& step_folder) {
+  with_engines(config, [&](Engine& engine) { load_checkpoint(step_folder, read_checkpoint_info(step_folder), engine); });
 }
 
 TEST(Checkpoint, GivesBackEveryFieldOfState) {
-  const TestFolder folder;
-  const auto saved = save_trained(folder.path());
+  for (const std::string precision : {"fp32", "bf16", "fp64", "fp8"}) {
+    const TestFolder folder;
+    RunConfig config = in_precision(tiny_config(), precision);
+    config.schedule = {ScheduleKind::cosine, 3, 0, 0.1};
+    const SyntheticCorpus corpus({.vocabulary = 13, .sequence = 7});
+    std::vector<std::vector<double>> state;
+    CheckpointInfo saved{config, 2, "synthetic", "rows of 7"};
+    with_engines(config, [&](Engine& engine) {
+      for (std::int64_t step = 0; step < 2; ++step) engine.train_step(corpus.training_batch(step, 4), step);
+      engine.loss_scaler().set_state({1, 0, 0});
+      static_cast<void>(save_checkpoint(folder.path(), engine, saved));
+      state = state_of(engine);
+      if (engine.fp8_scaling() != nullptr) saved.fp8 = engine.fp8_scaling()->state();
+    });
 
-  const fs::path step_folder = find_checkpoint(folder.path());
-  const CheckpointInfo info = read_checkpoint_info(step_folder);
+    const fs::path step_folder = find_checkpoint(folder.path());
+    const CheckpointInfo info = read_checkpoint_info(step_folder);
 
-  EXPECT_EQ(info.next_step, 2);
-  EXPECT_EQ(info.updates, 2);
-  EXPECT_EQ(info.data, "synthetic");
-  EXPECT_EQ(info.config.model, small_config().model);
-  with_engine(info.config, [&](Engine& engine) {
-    load_checkpoint(step_folder, info, engine);
-    EXPECT_EQ(state_of(engine), saved);
-    EXPECT_EQ(engine.updates(), 2);
-  });
+    EXPECT_EQ(step_folder.filename(), "step-00000002");
+    EXPECT_EQ(TestFolder::read(folder / "latest"), "step-00000002\n");
+    EXPECT_EQ(info.next_step, 2);
+    EXPECT_EQ(info.updates, 2);
+    EXPECT_EQ(info.data, "synthetic");
+    EXPECT_EQ(info.data_identity, "rows of 7");
+    EXPECT_EQ(info.learning_rate, config.optimizer.learning_rate);
+    EXPECT_EQ(info.fp8, saved.fp8);
+    EXPECT_EQ(to_json(info.config), to_json(config));
+    with_engines(info.config, [&](Engine& engine) {
+      load_checkpoint(step_folder, info, engine);
+      EXPECT_EQ(state_of(engine), state) << precision;
+      EXPECT_EQ(engine.updates(), 2);
+    });
+  }
 }
 
 TEST(Checkpoint, ARunWithoutScaleHandsNoneOn) {
   const TestFolder folder;
-  static_cast<void>(save_trained(folder.path()));
+  save_trained(tiny_config(), folder.path());
   const fs::path step_folder = find_checkpoint(folder.path());
-  RunConfig half = small_config();
-  half.plan.precision = "fp16";
-  half.plan.numerics = numerics_from_precision("fp16");
+  RunConfig half = in_precision(tiny_config(), "fp16");
   half.plan.loss_scale.initial = 4096;
 
-  with_engine(half, [&](Engine& engine) {
+  with_engines(half, [&](Engine& engine) {
     load_checkpoint(step_folder, read_checkpoint_info(step_folder), engine);
     EXPECT_EQ(engine.loss_scaler().scale(), 4096);
     EXPECT_EQ(engine.updates(), 2);
   });
 }
 
-TEST(Checkpoint, LatestNamesTheNewestAndOlderOnesStay) {
-  const TestFolder folder;
-  (void)save_trained(folder.path(), 1);
-  (void)save_trained(folder.path(), 3);
+TEST(Checkpoint, MovesBetweenOptimizersAsFarAsTheyShareState) {
+  const TestFolder folder, plain;
+  save_trained(tiny_config(), folder.path());
+  RunConfig sgd = tiny_config();
+  sgd.optimizer.kind = OptimizerKind::sgd;
+  save_trained(sgd, plain.path());
 
-  EXPECT_EQ(find_checkpoint(folder.path()).filename(), "step-00000003");
-  EXPECT_EQ(read_checkpoint_info(find_checkpoint(folder.path() / "step-00000001")).next_step, 1);
+  EXPECT_NO_THROW(load_into_new_engines(sgd, find_checkpoint(folder.path())));
+  const std::string message =
+      message_of<InputError>([&] { load_into_new_engines(tiny_config(), find_checkpoint(plain.path())); });
+  EXPECT_NE(message.find("has no tensor 'm.wte.weight'"), std::string::npos) << message;
 }
 
-TEST(Checkpoint, LeftoversOfAnInterruptedSaveAreNotSeen) {
-  const TestFolder folder;
-  (void)save_trained(folder.path(), 1);
-  fs::create_directory(folder.path() / "step-00000002.unfinished");
+TEST(Checkpoint, NumbersSurviveBitForBit) {
+  CheckpointManifest manifest;
+  manifest.info.config = tiny_config();
+  manifest.info.config.seed = std::numeric_limits<std::uint64_t>::max();
+  manifest.info.next_step = (std::int64_t{1} << 53) + 1;
+  manifest.info.updates = manifest.info.next_step - 1;
+  manifest.info.learning_rate = 0.1 + 0.2;
+  manifest.info.loss_scaler = {0x1p-1000, 3, 4};
+  manifest.info.fp8 = {{0.0, 5e-324, 1.7976931348623157e308, 1.0 / 3.0}, 2};
+  manifest.info.data = "a \"quoted\" name\n";
 
-  EXPECT_EQ(find_checkpoint(folder.path()).filename(), "step-00000001");
+  const CheckpointManifest again = parse_manifest(to_json(manifest), "manifest.json");
+
+  EXPECT_EQ(again.info.next_step, manifest.info.next_step);
+  EXPECT_EQ(again.info.updates, manifest.info.updates);
+  EXPECT_EQ(again.info.learning_rate, manifest.info.learning_rate);
+  EXPECT_EQ(again.info.loss_scaler, manifest.info.loss_scaler);
+  EXPECT_EQ(again.info.fp8, manifest.info.fp8);
+  EXPECT_EQ(again.info.data, manifest.info.data);
+  EXPECT_EQ(again.info.config.seed, manifest.info.config.seed);
+  EXPECT_EQ(to_json(again), to_json(manifest));
+  manifest.info.learning_rate = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THROW((void)to_json(manifest), ContractError);
+}
+
+TEST(Checkpoint, TheNewestCountsAndOlderOnesStay) {
+  const TestFolder folder;
+  save_trained(tiny_config(), folder.path(), 1);
+  save_trained(tiny_config(), folder.path(), 3);
+  write_file_atomically(folder.path() / "latest", "step-00000001\n");
+  fs::create_directory(folder.path() / "step-00000009.unfinished");
+
+  EXPECT_EQ(find_checkpoint(folder.path()).filename(), "step-00000003");
+  EXPECT_EQ(read_checkpoint_info(find_checkpoint(folder.path() / "step-00000001/")).next_step, 1);
 }
 
 TEST(Checkpoint, RefusesAFolderWithoutOne) {
   const TestFolder folder;
+  const auto refusal = [](const fs::path& path) {
+    return message_of<InputError>([&] { static_cast<void>(find_checkpoint(path)); });
+  };
   EXPECT_NE(refusal(folder.path()).find("no checkpoint here"), std::string::npos);
-}
-
-TEST(Checkpoint, RefusesALatestThatNamesNothing) {
-  const TestFolder folder;
-  write_file_atomically(folder.path() / "latest", "step-00000009\n");
-  EXPECT_NE(refusal(folder.path()).find("'latest' names 'step-00000009'"), std::string::npos);
-}
-
-TEST(Checkpoint, RefusesAStateThatIsNotJson) {
-  const TestFolder folder;
-  (void)save_trained(folder.path());
-  write_file_atomically(find_checkpoint(folder.path()) / "state.json", "{\"format\": ");
-  EXPECT_NE(refusal(folder.path()).find("not JSON"), std::string::npos);
-}
-
-TEST(Checkpoint, RefusesAStateWithoutAField) {
-  const TestFolder folder;
-  (void)save_trained(folder.path());
-  write_file_atomically(find_checkpoint(folder.path()) / "state.json", R"({"format": "tandem-checkpoint-1"})");
-  EXPECT_NE(refusal(folder.path()).find("'next_step' is missing"), std::string::npos);
-}
-
-TEST(Checkpoint, RefusesTruncatedTensors) {
-  const TestFolder folder;
-  (void)save_trained(folder.path());
-  const fs::path file = find_checkpoint(folder.path()) / "optimizer.safetensors";
-  fs::resize_file(file, fs::file_size(file) - 4);
-  EXPECT_NE(refusal(folder.path()).find("optimizer.safetensors"), std::string::npos);
+  EXPECT_NE(refusal(folder.path() / "nothing").find("no such folder"), std::string::npos);
+  fs::create_directory(folder.path() / "step-00000004");
+  EXPECT_NE(refusal(folder.path()).find("none of its 1 checkpoints is whole"), std::string::npos);
+  EXPECT_NE(refusal(folder.path()).find("step-00000004: has no manifest.json"), std::string::npos);
 }
 
 TEST(Checkpoint, RefusesTensorsOfAnotherModel) {
   const TestFolder folder;
-  (void)save_trained(folder.path());
-  CheckpointInfo info = read_checkpoint_info(find_checkpoint(folder.path()));
-  info.config.model.mlp_hidden = 9;
+  save_trained(tiny_config(), folder.path());
+  const fs::path step_folder = find_checkpoint(folder.path());
+  const auto refusal = [&](const std::function<void(GptConfig&)>& change) {
+    RunConfig other = tiny_config();
+    change(other.model);
+    return message_of<InputError>([&] { load_into_new_engines(other, step_folder); });
+  };
 
-  const std::string message = message_of<InputError>(
-      [&] { with_engine(info.config, [&](Engine& engine) { load_checkpoint(find_checkpoint(folder.path()), info, engine); }); });
+  const std::string wider = refusal([](GptConfig& model) { model.mlp_hidden = 9; });
+  EXPECT_NE(wider.find("h.0.mlp.c_fc.weight is [8, 32], the model needs [8, 9]"), std::string::npos) << wider;
+  const std::string deeper = refusal([](GptConfig& model) { model.layers = 2; });
+  EXPECT_NE(deeper.find("manifest.json: has no tensor 'h.1.ln_1.weight'"), std::string::npos) << deeper;
+  const std::string untied = refusal([](GptConfig& model) { model.tied = false; });
+  EXPECT_NE(untied.find("has no tensor 'lm_head.weight'"), std::string::npos) << untied;
+}
 
-  EXPECT_NE(message.find("h.0.mlp.c_fc.weight is [8, 32], the model needs [8, 9]"), std::string::npos) << message;
+TEST(Checkpoint, RefusesTensorsThatTheModelDoesNotHave) {
+  const TestFolder folder;
+  RunConfig untied = tiny_config();
+  untied.model.tied = false;
+  save_trained(untied, folder.path());
+
+  const std::string message =
+      message_of<InputError>([&] { load_into_new_engines(tiny_config(), find_checkpoint(folder.path())); });
+
+  EXPECT_NE(message.find("tensor 'lm_head.weight' is none of the model's"), std::string::npos) << message;
+}
+
+TEST(Checkpoint, RefusesALearningRateThatItsScheduleDoesNotGive) {
+  const TestFolder folder;
+  save_trained(tiny_config(), folder.path());
+  const fs::path step_folder = find_checkpoint(folder.path());
+  change_manifest(step_folder, [](CheckpointManifest& manifest) { manifest.info.learning_rate = 0.5; });
+
+  const std::string message = message_of<InputError>([&] { load_into_new_engines(tiny_config(), step_folder); });
+
+  EXPECT_NE(message.find("field 'learning_rate' is 0.5, the saved schedule gives 0.001 at step 2"), std::string::npos) << message;
+}
+
+TEST(Checkpoint, AMissingTensorIsTakenAsInitialisedByTheFault) {
+  const TestFolder folder;
+  save_trained(tiny_config(), folder.path());
+  const fs::path step_folder = find_checkpoint(folder.path());
+  change_manifest(step_folder, [](CheckpointManifest& manifest) {
+    std::erase_if(manifest.tensors, [](const CheckpointTensor& tensor) { return tensor.name == "ln_f.weight"; });
+  });
+
+  const std::string message = message_of<InputError>([&] { load_into_new_engines(tiny_config(), step_folder); });
+  EXPECT_NE(message.find("has no tensor 'ln_f.weight'"), std::string::npos) << message;
+  const Pitfall planted[] = {Pitfall::missing_tensor_keeps_initial};
+  with_engines(
+      tiny_config(),
+      [&](Engine& engine) {
+        const TensorView norm = engine.store().parameter(engine.store().index_of("ln_f.weight"));
+        const std::vector<double> initial = ParameterStore::values_of(norm);
+        load_checkpoint(step_folder, read_checkpoint_info(step_folder), engine);
+        EXPECT_EQ(ParameterStore::values_of(norm), initial);
+      },
+      PitfallSet(planted));
 }
 
 TEST(Checkpoint, AFullDiskLeavesTheOlderOneAndNothingElse) {
   const TestFolder folder;
-  (void)save_trained(folder.path(), 1);
+  save_trained(tiny_config(), folder.path(), 1);
   {
     const FileSizeLimit limit(2000);
-    EXPECT_THROW((void)save_trained(folder.path(), 2), IoError);
+    EXPECT_THROW(save_trained(tiny_config(), folder.path(), 2), IoError);
   }
   EXPECT_EQ(find_checkpoint(folder.path()).filename(), "step-00000001");
   EXPECT_FALSE(fs::exists(folder.path() / "step-00000002.unfinished"));
+}
+
+TEST(CheckpointCatalogue, NamesOfStepFoldersAreRead) {
+  EXPECT_EQ(step_folder_name(120), "step-00000120");
+  EXPECT_EQ(step_folder_name(1234567890), "step-1234567890");
+  EXPECT_EQ(parse_step_folder_name("step-00000120"), 120);
+  EXPECT_EQ(parse_step_folder_name("step-1234567890"), 1234567890);
+  for (const char* other :
+       {"step-120", "step-00000120.unfinished", "step--0000120", "step-0000012x", "latest", "step-01234567890"}) {
+    EXPECT_EQ(parse_step_folder_name(other), std::nullopt) << other;
+  }
+}
+
+TEST(CheckpointCatalogue, PruningKeepsTheNewestWholeOnes) {
+  const TestFolder folder;
+  for (const std::int64_t step : {1, 2, 3, 4, 5}) save_trained(tiny_config(), folder.path(), step);
+  fs::remove(folder.path() / "step-00000005" / "shard-00000.safetensors");
+  fs::remove(folder.path() / "step-00000003" / kManifestName);
+  fs::create_directory(folder.path() / "step-00000000");
+  folder.write("step-00000000/state.json", "{}");
+  const auto steps = [&] {
+    std::vector<std::int64_t> found;
+    for (const CheckpointEntry& entry : list_checkpoints(folder.path())) found.push_back(entry.step);
+    return found;
+  };
+
+  prune_checkpoints(folder.path(), 0, system_files());
+  EXPECT_EQ(steps(), (std::vector<std::int64_t>{5, 4, 3, 2, 1, 0}));
+  prune_checkpoints(folder.path(), 2, system_files(), 1);
+  EXPECT_EQ(steps(), (std::vector<std::int64_t>{5, 4, 2, 1, 0}));
+  prune_checkpoints(folder.path(), 1, system_files());
+  EXPECT_EQ(steps(), (std::vector<std::int64_t>{5, 4, 0}));
+  fs::remove(folder.path() / "step-00000004" / kManifestName);
+  prune_checkpoints(folder.path(), 1, system_files());
+  EXPECT_EQ(steps(), (std::vector<std::int64_t>{5, 4, 0}));
 }
 
 }  // namespace

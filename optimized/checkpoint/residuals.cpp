@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "core/io/safetensors.h"
+#include "optimized/checkpoint/publish.h"
 #include "optimized/data_parallel/compressed_sync.h"
 
 namespace tandem {
@@ -20,8 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr const char* kFormat = "tandem-residuals-1";
-
-fs::path file_of(const fs::path& folder, int rank) { return folder / fmt::format("residuals-{:05}.safetensors", rank); }
 
 // A coded tensor of one rank, and the group that reduces it.
 struct Holding {
@@ -46,26 +44,12 @@ std::vector<Holding> holdings(const GptConfig& model, const TrainingPlan& plan, 
   return all;
 }
 
-struct Entry {
-  std::string name;
-  std::int64_t elements = 0;
-};
-
-// What the file of `rank` has, in its order.
-std::vector<Entry> entries_of(const GptConfig& model, const TrainingPlan& plan, int rank) {
-  std::vector<Entry> entries;
-  for (const Holding& held : holdings(model, plan, rank)) {
-    const std::string& name = held.tensor.name;
-    if (plan.compression.error_feedback) entries.push_back({"residual." + name, held.tensor.elements()});
-    if (held.leader != rank) continue;
-    if (plan.compression.error_feedback && sums_at_owners(plan.compression)) {
-      entries.push_back({"sum_residual." + name, held.tensor.elements()});
-    }
-    if (plan.compression.codec == "power_sgd") {
-      entries.push_back({"start." + name, plan.compression.rank * held.tensor.columns});
-    }
-  }
-  return entries;
+// Whether `rank` of a plan has a file.
+bool has_file(const GptConfig& model, const TrainingPlan& plan, int rank) {
+  const std::vector<Holding> all = holdings(model, plan, rank);
+  if (plan.compression.error_feedback) return !all.empty();
+  const auto leads = [&](const Holding& held) { return held.leader == rank; };
+  return plan.compression.codec == "power_sgd" && std::ranges::any_of(all, leads);
 }
 
 // The owners' parts of a sum's residual, put together on all ranks of the group. As integers: every bit is that of one rank, all
@@ -80,55 +64,30 @@ std::vector<float> whole_sum_residual(const Engine& engine, const Holding& held)
   return whole;
 }
 
-// In the order of entries_of(). Collective.
-std::vector<float> own_values(const Engine& engine) {
-  const EngineOptions& options = engine.options();
-  const int rank = engine.groups().rank();
-  const bool sums = options.plan.compression.error_feedback && sums_at_owners(options.plan.compression);
-  std::vector<float> values;
-  const auto append = [&](std::span<const float> more) { values.insert(values.end(), more.begin(), more.end()); };
-  for (const Holding& held : holdings(options.model, options.plan, rank)) {
-    append(engine.compression()->residual(held.tensor.name));
-    const std::vector<float> sum = sums ? whole_sum_residual(engine, held) : std::vector<float>();
-    if (held.leader != rank) continue;
-    append(sum);
-    append(engine.compression()->start(held.tensor.name));
-  }
-  return values;
-}
-
-CommOptions exchange() { return {Purpose::parameter, "residuals", Progress::on_wait}; }
-
 }  // namespace
 
-void send_residuals(const Engine& engine) {
-  if (engine.compression() == nullptr) return;
-  std::vector<float> values = own_values(engine);
-  if (values.empty()) return;  // a code without error feedback
-  engine.groups().world().send(view_of(values, {std::ssize(values)}), 0, {}, exchange()).wait_host();
-}
-
-void write_residuals(const fs::path& step_folder, const Engine& engine) {
-  if (engine.compression() == nullptr) return;
+ResidualSnapshot residual_snapshot(const Engine& engine) {
+  if (engine.compression() == nullptr) return {};
   const EngineOptions& options = engine.options();
-  Communicator& world = engine.groups().world();
-  const std::vector<float> own = own_values(engine);
-  for (int rank = 0; rank < world.size(); ++rank) {
-    const std::vector<Entry> entries = entries_of(options.model, options.plan, rank);
-    std::int64_t elements = 0;
-    for (const Entry& entry : entries) elements += entry.elements;
-    if (elements == 0 && rank > 0) continue;
-    std::vector<float> values = rank == 0 ? own : std::vector<float>(static_cast<std::size_t>(elements));
-    const TensorView all = view_of(values, {elements});
-    if (rank != 0) world.recv(all, rank, {}, exchange()).wait_host();
-    std::vector<NamedTensor> tensors;
-    std::int64_t begin = 0;
-    for (const Entry& entry : entries) {
-      tensors.push_back({entry.name, all.flat(std::exchange(begin, begin + entry.elements), entry.elements)});
-    }
-    write_safetensors(file_of(step_folder, rank), tensors,
-                      {{"format", kFormat}, {"gradient_scale", fmt::format("{}", engine.compression()->gradient_scale())}});
+  const CompressedReduction& reduction = *engine.compression();
+  const int rank = engine.groups().rank();
+  const bool feedback = options.plan.compression.error_feedback;
+  const bool sums = feedback && sums_at_owners(options.plan.compression);
+  ResidualSnapshot snapshot;
+  const auto add = [&](const std::string& name, std::span<const float> values) {
+    snapshot.tensors.emplace_back(name, std::vector<float>(values.begin(), values.end()));
+  };
+  for (const Holding& held : holdings(options.model, options.plan, rank)) {
+    const std::string& name = held.tensor.name;
+    if (feedback) add("residual." + name, reduction.residual(name));
+    std::vector<float> sum = sums ? whole_sum_residual(engine, held) : std::vector<float>();
+    if (held.leader != rank) continue;
+    if (sums) snapshot.tensors.emplace_back("sum_residual." + name, std::move(sum));
+    if (options.plan.compression.codec == "power_sgd") add("start." + name, reduction.start(name));
   }
+  if (snapshot.tensors.empty()) return {};
+  snapshot.metadata = {{"format", kFormat}, {"gradient_scale", fmt::format("{}", reduction.gradient_scale())}};
+  return snapshot;
 }
 
 namespace {
@@ -141,7 +100,7 @@ class Files {
   const SafetensorsFile& of(int rank) {
     const auto found = files_.find(rank);
     if (found != files_.end()) return found->second;
-    return files_.emplace(rank, file_of(folder_, rank)).first->second;
+    return files_.emplace(rank, folder_ / residuals_name(rank)).first->second;
   }
 
   std::vector<float> read(int rank, const std::string& name, std::int64_t elements) {
@@ -288,7 +247,12 @@ void load_residuals(const fs::path& step_folder, const CheckpointInfo& info, Eng
     const bool both = saved.compression.error_feedback && engine.options().plan.compression.error_feedback;
     if (both) deal(outstanding(files, info.config.model, saved), engine);
   }
-  reduction->set_gradient_scale(files.gradient_scale(0));
+  // The same in all files.
+  for (int rank = 0; rank < saved.parallel.world_size(); ++rank) {
+    if (!has_file(info.config.model, saved, rank)) continue;
+    reduction->set_gradient_scale(files.gradient_scale(rank));
+    return;
+  }
 }
 
 }  // namespace tandem

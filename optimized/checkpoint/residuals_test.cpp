@@ -11,6 +11,7 @@
 #include "core/io/safetensors.h"
 #include "core/io/test_folder.h"
 #include "core/synthetic_corpus.h"
+#include "optimized/checkpoint/checkpoint.h"
 #include "optimized/comm/world.h"
 #include "optimized/data_parallel/compressed_sync.h"
 
@@ -103,7 +104,7 @@ TEST(Residuals, OfACodeWithoutErrorFeedbackAreNone) {
   train_and_save(config, folder.path());
   const std::filesystem::path step = find_checkpoint(folder.path());
 
-  EXPECT_TRUE(SafetensorsFile(step / "residuals-00000.safetensors").entries().empty());
+  EXPECT_FALSE(std::filesystem::exists(step / "residuals-00000.safetensors"));
   EXPECT_NO_THROW(with_engines(config, [&](Engine& engine) { load_checkpoint(step, read_checkpoint_info(step), engine); }));
 }
 
@@ -114,6 +115,8 @@ TEST(Residuals, ThatAreMissingAreAnError) {
   const std::filesystem::path step = find_checkpoint(folder.path());
   std::filesystem::remove(step / "residuals-00001.safetensors");
 
+  EXPECT_NE(find_damage(step, VerifyDepth::manifest).value_or("").find("residuals-00001.safetensors: is missing"),
+            std::string::npos);
   EXPECT_THROW(with_engines(config, [&](Engine& engine) { load_checkpoint(step, read_checkpoint_info(step), engine); }), Error);
 }
 

@@ -16,11 +16,14 @@ constexpr std::uint32_t kRounds = 8;
 }  // namespace
 
 EpochOrder::EpochOrder(std::int64_t samples, std::uint64_t seed, std::int64_t epoch)
+    : EpochOrder(samples, seed, fmt::format("data_pipeline/epoch/{}", epoch)) {}
+
+EpochOrder::EpochOrder(std::int64_t samples, std::uint64_t seed, std::string_view stream)
     : samples_(static_cast<std::uint64_t>(samples)) {
   TANDEM_CHECK(samples >= 1 && samples <= (std::int64_t{1} << 62), fmt::format("{} samples", samples));
   const int bits = std::bit_width(samples_ - 1);
   half_bits_ = std::max(4, (bits + 1) / 2);
-  const std::uint64_t key = CounterRng(seed, fmt::format("data_pipeline/epoch/{}", epoch)).next_u64();
+  const std::uint64_t key = CounterRng(seed, stream).next_u64();
   key_ = {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)};
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string_view>
 
 namespace tandem {
 
@@ -12,6 +13,8 @@ class EpochOrder {
  public:
   /// Throws ContractError unless 1 <= samples <= 2^62.
   EpochOrder(std::int64_t samples, std::uint64_t seed, std::int64_t epoch);
+  /// The same keyed by the name of a stream of random numbers (core/rng.h).
+  EpochOrder(std::int64_t samples, std::uint64_t seed, std::string_view stream);
 
   /// The sample at `place`, both in [0, samples).
   [[nodiscard]] std::int64_t sample(std::int64_t place) const;

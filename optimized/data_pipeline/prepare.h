@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,19 +29,38 @@ struct DataSummary {
   std::int64_t bin_bytes = 0;
   std::int64_t idx_bytes = 0;
   Hash128 bin_hash;
+  bool has_model = false;  ///< PREFIX.model
+};
+
+struct PrepareProgress {
+  std::int64_t text_bytes = 0;  ///< encoded and written so far
+  std::int64_t text_bytes_total = 0;
+  std::int64_t tokens = 0;
+};
+
+struct PrepareOptions {
+  int threads = 1;
+  std::function<void(const PrepareProgress&)> progress = {};  ///< called now and then, in the calling thread
+  // The format has 31 bits for the length of a sequence: a longer document becomes several sequences.
+  std::int64_t sequence_tokens = std::int64_t{1} << 30;
+  std::size_t chunk_bytes = std::size_t{4} << 20;  ///< that a thread encodes at a time
 };
 
 /// Tokenizes text files and writes PREFIX.bin, PREFIX.idx and PREFIX.json (docs/formats.md), replacing older ones only when all
-/// three are complete on disk. Files are mapped and written as they are read: memory grows with the number of documents alone.
+/// three are complete on disk; and PREFIX.model where the tokenizer has a model (make_tokenizer()). Files are mapped and written
+/// as they are read: memory grows with the number of sequences, and with the threads. The files are the same bytes for any number
+/// of threads. Token files of llm.c (LlmcTokens) are taken as they are: `tokenizer` is "" or "gpt2" then, and the rule is not
+/// used.
 ///
 /// Throws InputError where an input does not exist, is a directory, is empty, is not UTF-8 text (with the offset of the first bad
-/// byte) or has no document, and where the tokenizer is unknown; IoError, with path, bytes and reason, where the output cannot be
-/// written. Nothing is left behind then.
+/// byte) or has no document, and where the tokenizer is unknown, the first of them in the order of the inputs; IoError, with
+/// path, bytes and reason, where the output cannot be written. Nothing is left behind then.
 DataSummary prepare_data(const std::vector<std::filesystem::path>& inputs, std::string_view tokenizer,
-                         const std::filesystem::path& prefix, DocumentRule rule = DocumentRule::file);
+                         const std::filesystem::path& prefix, DocumentRule rule = DocumentRule::file,
+                         const PrepareOptions& options = {});
 
-/// Reads the whole of a prepared data set and checks it: structure, every token against the vocabulary, and the hash of the .bin
-/// against PREFIX.json where that exists. Throws InputError naming what does not fit.
+/// Reads the whole of a prepared data set, or of a token file of llm.c, and checks it: structure, every token against the
+/// vocabulary, and the hash of the .bin against PREFIX.json where that exists. Throws InputError naming what does not fit.
 [[nodiscard]] DataSummary inspect_data(const std::filesystem::path& prefix);
 
 }  // namespace tandem

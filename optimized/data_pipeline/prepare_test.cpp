@@ -105,8 +105,9 @@ TEST(PrepareData, RefusesAFileWithoutDocuments) {
 TEST(PrepareData, RefusesNoInputAndAnUnknownTokenizer) {
   const TestFolder folder;
   EXPECT_EQ(refusal(folder, {}), "no text file is named");
-  EXPECT_EQ(message_of<InputError>([&] { prepare_data({folder.write("a", "x")}, "words", folder / "p"); }),
-            "tokenizer 'words' does not exist; there is: bytes");
+  EXPECT_EQ(
+      message_of<InputError>([&] { prepare_data({folder.write("a", "x")}, "words", folder / "p"); }),
+      "tokenizer 'words' does not exist; there is: bytes, bpe:N (N pieces, trained on the input), FILE.model (SentencePiece)");
 }
 
 TEST(PrepareData, NamesAMissingOutputFolder) {

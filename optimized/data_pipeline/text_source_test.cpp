@@ -39,22 +39,28 @@ void expect_equal(const Batch& actual, const Batch& expected, const std::string&
   EXPECT_EQ(actual.row_ids, expected.row_ids) << where;
 }
 
-/// Two epochs and a bit of training, and all of validation.
-void expect_same_batches(const BatchSource& actual, const BatchSource& expected, const std::string& where) {
-  ASSERT_EQ(actual.epoch_rows(), expected.epoch_rows()) << where;
-  ASSERT_EQ(actual.training_tokens(), expected.training_tokens()) << where;
-  constexpr std::int64_t kRows = 7;
-  const std::int64_t steps = 2 * *expected.epoch_rows() / kRows + 2;
-  for (std::int64_t step = 0; step < steps; ++step) {
-    expect_equal(actual.training_batch(step, kRows), expected.training_batch(step, kRows),
-                 fmt::format("{}, step {}", where, step));
+/// Two epochs and a bit of training, in about a hundred batches, and all of validation.
+void expect_same_batches(const std::vector<const BatchSource*>& all, const BatchSource& expected, const std::string& where) {
+  const std::int64_t epoch_rows = *expected.epoch_rows();
+  for (const BatchSource* actual : all) {
+    ASSERT_EQ(actual->epoch_rows(), epoch_rows) << where;
+    ASSERT_EQ(actual->training_tokens(), expected.training_tokens()) << where;
+  }
+  const std::int64_t rows = 7 + epoch_rows / 50;
+  for (std::int64_t step = 0; step < 2 * epoch_rows / rows + 2; ++step) {
+    const Batch batch = expected.training_batch(step, rows);
+    for (const BatchSource* actual : all) {
+      expect_equal(actual->training_batch(step, rows), batch, fmt::format("{}, step {}", where, step));
+    }
   }
   for (std::int64_t index = 0;; ++index) {
     const auto batch = expected.validation_batch(index, 3);
-    const auto same = actual.validation_batch(index, 3);
-    ASSERT_EQ(same.has_value(), batch.has_value()) << where;
+    for (const BatchSource* actual : all) {
+      const auto same = actual->validation_batch(index, 3);
+      ASSERT_EQ(same.has_value(), batch.has_value()) << where;
+      if (batch) expect_equal(*same, *batch, fmt::format("{}, validation {}", where, index));
+    }
     if (!batch) break;
-    expect_equal(*same, *batch, fmt::format("{}, validation {}", where, index));
   }
 }
 
@@ -63,6 +69,9 @@ struct Variant {
   bool respect_documents;
   double validation_fraction;
   std::uint64_t seed;
+  Batching batching = Batching::stream;
+  std::int64_t bucket_batches = 16;
+  std::int64_t multiple = 1;
 };
 
 class TextSourceVariants : public testing::TestWithParam<Variant> {};
@@ -77,14 +86,17 @@ TEST_P(TextSourceVariants, EqualsTheReferenceBitForBit) {
                                      .validation_fraction = variant.validation_fraction,
                                      .seed = variant.seed,
                                      .respect_documents = variant.respect_documents,
-                                     .documents = variant.documents};
+                                     .documents = variant.documents,
+                                     .batching = variant.batching,
+                                     .bucket_batches = variant.bucket_batches,
+                                     .pad_multiple = sequence == 64 ? variant.multiple : 1};
     const reference::TextSource expected(files, options);
     const auto from_text = open_text(files, options);
     prepare_data(files, "bytes", folder / "prepared", variant.documents);
     const auto from_prepared = open_text({folder / "prepared"}, options);
 
-    expect_same_batches(*from_text, expected, fmt::format("text, sequence {}", sequence));
-    expect_same_batches(*from_prepared, expected, fmt::format("prepared, sequence {}", sequence));
+    expect_same_batches({from_text.get(), from_prepared.get()}, expected, fmt::format("sequence {}", sequence));
+    EXPECT_EQ(from_text->identity(), from_prepared->identity()) << "the same tokens, wherever they are kept";
   }
 }
 
@@ -93,9 +105,15 @@ INSTANTIATE_TEST_SUITE_P(Variants, TextSourceVariants,
                                          Variant{DocumentRule::paragraph, true, 0.1, 3},
                                          Variant{DocumentRule::paragraph, false, 0.3, 4},
                                          Variant{DocumentRule::line, true, 0.25, 5}, Variant{DocumentRule::line, true, 0.0, 6},
-                                         Variant{DocumentRule::line, false, 0.9, 1234567890123456789U}),
+                                         Variant{DocumentRule::line, false, 0.9, 1234567890123456789U},
+                                         Variant{DocumentRule::line, false, 0.2, 11, Batching::padded},
+                                         Variant{DocumentRule::file, false, 0.1, 12, Batching::padded, 1, 16},
+                                         Variant{DocumentRule::line, false, 0.2, 13, Batching::bucketed, 3, 8},
+                                         Variant{DocumentRule::paragraph, false, 0.0, 14, Batching::bucketed, 50},
+                                         Variant{DocumentRule::line, false, 0.2, 15, Batching::packed},
+                                         Variant{DocumentRule::file, false, 0.3, 16, Batching::packed}),
                          [](const testing::TestParamInfo<Variant>& variant) {
-                           return fmt::format("{}{}Seed{}", name(variant.param.documents),
+                           return fmt::format("{}{}{}Seed{}", name(variant.param.batching), name(variant.param.documents),
                                               variant.param.respect_documents ? "Respected" : "", variant.param.seed);
                          });
 
@@ -103,17 +121,20 @@ INSTANTIATE_TEST_SUITE_P(Variants, TextSourceVariants,
 TEST(TextSource, RanksTogetherSeeTheGlobalBatchWhateverTheirNumber) {
   const TestFolder folder;
   const Paths files = {folder.write("a", made_up_text(8, 400))};
-  const TextDataOptions options = {.sequence = 16, .respect_documents = true, .documents = DocumentRule::line};
-  const auto source = open_text(files, options);
-  const reference::TextSource expected(files, options);
-  constexpr std::int64_t kRows = 10;
-  for (const int ranks : {1, 2, 3, 4, 7, 12}) {
+  for (const Batching batching : {Batching::stream, Batching::padded, Batching::bucketed, Batching::packed}) {
+    const TextDataOptions options = {
+        .sequence = 16, .respect_documents = true, .documents = DocumentRule::line, .batching = batching, .bucket_batches = 5};
+    const auto source = open_text(files, options);
+    const reference::TextSource expected(files, options);
+    constexpr std::int64_t kRows = 10;
     for (std::int64_t step = 0; step < 12; ++step) {
       const Batch global = expected.training_batch(step, kRows);
-      for (int rank = 0; rank < ranks; ++rank) {
-        const Interval rows = balanced_part(kRows, ranks, rank);
-        expect_equal(source->training_rows(step, kRows, rows), slice_rows(global, rows.begin, rows.size()),
-                     fmt::format("step {}, rank {} of {}", step, rank, ranks));
+      for (const int ranks : {1, 2, 3, 4, 7, 12}) {
+        for (int rank = 0; rank < ranks; ++rank) {
+          const Interval rows = balanced_part(kRows, ranks, rank);
+          expect_equal(source->training_rows(step, kRows, rows), slice_rows(global, rows.begin, rows.size()),
+                       fmt::format("{}, step {}, rank {} of {}", name(batching), step, rank, ranks));
+        }
       }
     }
   }
@@ -228,6 +249,48 @@ TEST(TextSource, SaysWhyThereIsNoValidation) {
   EXPECT_FALSE(source->validation_batch(0, 4).has_value());
   EXPECT_NE(source->describe().find("validation none (20 tokens held out, a sample needs 65)"), std::string::npos)
       << source->describe();
+}
+
+/// What makes another batch makes another identity; what does not, does not.
+TEST(TextSource, IsIdentifiedByWhatItsBatchesDependOn) {
+  const TestFolder folder;
+  const Paths files = {folder.write("a", numbered_text(50))};
+  const auto identity = [&](const TextDataOptions& options) { return open_text(files, options)->identity(); };
+  const std::vector<TextDataOptions> all = {{.sequence = 8},
+                                            {.sequence = 9},
+                                            {.sequence = 8, .validation_fraction = 0.2},
+                                            {.sequence = 8, .seed = 2},
+                                            {.sequence = 8, .respect_documents = true},
+                                            {.sequence = 8, .documents = DocumentRule::line},
+                                            {.sequence = 8, .batching = Batching::padded},
+                                            {.sequence = 8, .batching = Batching::padded, .pad_multiple = 4},
+                                            {.sequence = 8, .batching = Batching::packed},
+                                            {.sequence = 8, .batching = Batching::bucketed},
+                                            {.sequence = 8, .batching = Batching::bucketed, .bucket_batches = 3}};
+
+  std::set<std::string> identities;
+  for (const TextDataOptions& options : all) identities.insert(identity(options));
+
+  EXPECT_EQ(identities.size(), all.size());
+  EXPECT_EQ(identity({.sequence = 8, .bucket_batches = 3, .pad_multiple = 4}), identity(all.front()))
+      << "of no matter to a stream";
+  EXPECT_EQ(identity(all.front()).find(folder.path().string()), std::string::npos) << "no paths";
+}
+
+TEST(TextSource, NamesWhatIsMissingForARowOfDocuments) {
+  const TestFolder folder;
+  IndexedDatasetWriter writer(folder / "p", DType::u16);
+  for (int i = 0; i < 3; ++i) {
+    writer.add_sequence(std::vector<std::int32_t>{7});
+    writer.end_document();
+  }
+  writer.commit();
+
+  const std::string message = message_of<InputError>(
+      [&] { (void)open_text({folder / "p"}, {.sequence = 8, .validation_fraction = 0, .batching = Batching::packed}); });
+
+  EXPECT_NE(message.find("has 3 tokens, 3 of them for training; a sample needs a document of at least 2"), std::string::npos)
+      << message;
 }
 
 TEST(TextSource, RefusesPathsThatAreNotThere) {

@@ -80,8 +80,11 @@ std::int64_t TokenPart::document_at(std::int64_t position) const {
 
 void TokenPart::read(std::int64_t first, std::span<std::int32_t> tokens, std::span<std::uint8_t> begins_document) const {
   const auto count = static_cast<std::int64_t>(tokens.size());
-  TANDEM_CHECK(tokens.size() == begins_document.size() && first >= 0 && first <= num_tokens_ - count,
+  const bool marks = !begins_document.empty();
+  TANDEM_CHECK((!marks || tokens.size() == begins_document.size()) && first >= 0 && first <= num_tokens_ - count,
                fmt::format("tokens [{}, {}) of {}", first, first + count, num_tokens_));
+  // Without held-out documents between them, the tokens of a part stand in a row.
+  if (!marks && held_out_tokens_.empty()) return store_->read(first_token_ + first, tokens);
   std::fill(begins_document.begin(), begins_document.end(), std::uint8_t{0});
   std::int64_t done = 0;
   for (std::int64_t document = count > 0 ? document_at(first) : 0; done < count; ++document) {
@@ -90,11 +93,46 @@ void TokenPart::read(std::int64_t first, std::span<std::int32_t> tokens, std::sp
     // Only the first document is entered in the middle: every later one from its first token.
     const std::int64_t skipped = done == 0 ? first - part_begin(document) : 0;
     const std::int64_t part = std::min(count - done, store_->document_begin(document + 1) - begin - skipped);
+    if (skipped < 0 || part < 0)
+      throw InputError(fmt::format("document {} of {} ends before it begins", document, store_->describe()));
     if (part == 0) continue;
     store_->read(begin + skipped, tokens.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(part)));
-    if (skipped == 0) begins_document[static_cast<std::size_t>(done)] = 1;
+    if (marks && skipped == 0) begins_document[static_cast<std::size_t>(done)] = 1;
     done += part;
   }
+}
+
+PartDocuments::PartDocuments(const TokenPart& part, std::int64_t first, std::int64_t last)
+    : part_(&part), document_(first), last_(last), held_out_document_(last) {
+  const DocumentSplit& split = part.split_;
+  if (split.held_out() == 0) return;
+  held_out_ = split.held_out_before(first);
+  if (held_out_ < split.held_out()) held_out_document_ = split.held_out_document(held_out_);
+}
+
+bool PartDocuments::next(Interval& tokens) {
+  const DocumentSplit& split = part_->split_;
+  const bool by_document = split.held_out() > 0;
+  const bool wants_held_out = part_->part_ == SplitPart::validation;
+  if (by_document && wants_held_out && document_ < held_out_document_) {
+    document_ = std::min(held_out_document_, last_);
+    begin_ = -1;
+  }
+  while (document_ < last_) {
+    const bool held_out = by_document && document_ == held_out_document_;
+    if (held_out) held_out_document_ = ++held_out_ < split.held_out() ? split.held_out_document(held_out_) : last_;
+    if (begin_ < 0) begin_ = part_->store_->document_begin(document_);
+    tokens = {begin_, part_->store_->document_begin(++document_)};
+    begin_ = tokens.end;
+    if (by_document && held_out != wants_held_out) continue;
+    if (!by_document) {
+      const std::int64_t first = part_->first_token_;
+      tokens = {std::clamp(tokens.begin, first, first + part_->num_tokens_),
+                std::clamp(tokens.end, first, first + part_->num_tokens_)};
+    }
+    return true;
+  }
+  return false;
 }
 
 }  // namespace tandem

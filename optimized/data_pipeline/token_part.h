@@ -44,11 +44,14 @@ class TokenPart {
   TokenPart(std::shared_ptr<const TokenStore> store, double validation_fraction, SplitPart part);
 
   [[nodiscard]] std::int64_t num_tokens() const noexcept { return num_tokens_; }
+  [[nodiscard]] const TokenStore& store() const noexcept { return *store_; }
   /// Copies tokens [first, first + tokens.size()) of the part; begins_document[i] is 1 where token i is the first of a document,
-  /// else 0. Both spans have the same length.
+  /// else 0. Both spans have the same length, or begins_document is empty: then nobody wants to know.
   void read(std::int64_t first, std::span<std::int32_t> tokens, std::span<std::uint8_t> begins_document) const;
 
  private:
+  friend class PartDocuments;
+
   [[nodiscard]] bool contains(std::int64_t document) const noexcept;
   /// Tokens of the part in the documents before `document`, for a split by documents. Does not fall as `document` grows.
   [[nodiscard]] std::int64_t part_begin(std::int64_t document) const;
@@ -61,6 +64,23 @@ class TokenPart {
   std::int64_t first_token_ = 0;  ///< of the store, where the split is by position
   std::int64_t num_tokens_ = 0;
   std::vector<std::int64_t> held_out_tokens_;  ///< [held_out + 1] tokens in the first j held-out documents
+};
+
+/// The documents of a part in their order. Borrows the part.
+class PartDocuments {
+ public:
+  /// Those with an index of the store in [first, last).
+  PartDocuments(const TokenPart& part, std::int64_t first, std::int64_t last);
+  /// The next document: the tokens of the store that the part has of it, perhaps none. False behind the last one.
+  [[nodiscard]] bool next(Interval& tokens);
+
+ private:
+  const TokenPart* part_;
+  std::int64_t document_;
+  std::int64_t last_;
+  std::int64_t held_out_ = 0;  ///< number of the next held-out document, and which it is
+  std::int64_t held_out_document_;
+  std::int64_t begin_ = -1;  ///< token of the store where document_ begins; -1: not known
 };
 
 }  // namespace tandem

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "optimized/data_pipeline/documents.h"
+#include "optimized/data_pipeline/llmc_file.h"
 #include "optimized/data_pipeline/manifest.h"
 
 namespace tandem {
@@ -26,6 +27,8 @@ std::int32_t largest_token(const IndexedDataset& dataset) {
   return largest;
 }
 
+std::string TokenStore::identity() const { return fmt::format("tokens below {}", vocabulary()); }
+
 PreparedTokens::PreparedTokens(const std::filesystem::path& prefix) : prefix_(prefix), dataset_(prefix) {
   const std::optional<DataManifest> manifest = read_manifest(prefix);
   if (!manifest) {
@@ -40,9 +43,31 @@ PreparedTokens::PreparedTokens(const std::filesystem::path& prefix) : prefix_(pr
   }
   tokenizer_ = manifest->tokenizer;
   vocabulary_ = manifest->vocabulary;
+  bin_hash_ = manifest->bin_hash;
 }
 
 std::string PreparedTokens::describe() const { return fmt::format("{} (tokenizer {})", prefix_.string(), tokenizer_); }
+
+std::string PreparedTokens::identity() const {
+  return fmt::format("tokens by {}, {}", tokenizer_, bin_hash_ ? to_hex(*bin_hash_) : fmt::format("below {}", vocabulary_));
+}
+
+std::filesystem::path prepared_prefix(const std::filesystem::path& path) {
+  const bool names_a_part = path.extension() == ".idx" || path.extension() == ".bin";
+  return names_a_part ? path.parent_path() / path.stem() : path;
+}
+
+std::shared_ptr<const TokenStore> open_stored_tokens(const std::filesystem::path& path) {
+  const std::filesystem::path prefix = prepared_prefix(path);
+  if (std::filesystem::exists(idx_path(prefix))) return std::make_shared<PreparedTokens>(prefix);
+  if (LlmcTokens::is_one(path)) return std::make_shared<LlmcTokens>(path);
+  const bool is_file = std::filesystem::exists(path);
+  if ((is_file && path.extension() == ".bin") || (!is_file && std::filesystem::exists(bin_path(prefix)))) {
+    throw InputError(fmt::format("{} does not exist, which {} needs beside it (and it is no token file of llm.c)",
+                                 idx_path(prefix).string(), bin_path(prefix).string()));
+  }
+  return nullptr;
+}
 
 TextTokens::TextTokens(const std::vector<std::filesystem::path>& files, DocumentRule rule) : files_(files) {
   for_each_document(files, rule, [&](std::string_view document) {
@@ -63,6 +88,10 @@ std::string TextTokens::describe() const {
   std::vector<std::string> names;
   for (const std::filesystem::path& file : files_) names.push_back(file.string());
   return fmt::format("{} (tokenizer bytes)", fmt::join(names, ", "));
+}
+
+std::string TextTokens::identity() const {
+  return fmt::format("tokens by bytes, {}", to_hex(hash128(std::as_bytes(std::span(tokens_)))));
 }
 
 }  // namespace tandem

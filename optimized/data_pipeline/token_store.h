@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "core/io/hash.h"
 #include "core/io/indexed_dataset.h"
 #include "core/text_data.h"
 
@@ -26,6 +28,9 @@ class TokenStore {
   [[nodiscard]] virtual std::int64_t vocabulary() const noexcept = 0;
   /// Name of files and tokenizer, for messages.
   [[nodiscard]] virtual std::string describe() const = 0;
+  /// Says the same for the same tokens, wherever they are kept, and another thing for others as far as it can be told without
+  /// reading them all: kept in checkpoints.
+  [[nodiscard]] virtual std::string identity() const;
 };
 
 /// Largest token of a data set, -1 when it has none; reads all. Throws InputError on a negative token.
@@ -45,13 +50,22 @@ class PreparedTokens final : public TokenStore {
   void read(std::int64_t first, std::span<std::int32_t> out) const override { dataset_.read(first, out); }
   [[nodiscard]] std::int64_t vocabulary() const noexcept override { return vocabulary_; }
   [[nodiscard]] std::string describe() const override;
+  [[nodiscard]] std::string identity() const override;
 
  private:
   std::filesystem::path prefix_;
   IndexedDataset dataset_;
   std::string tokenizer_;
   std::int64_t vocabulary_ = 0;
+  std::optional<Hash128> bin_hash_;  ///< by PREFIX.json
 };
+
+/// `path` without .idx or .bin: the prefix of prepared data, if it names some.
+[[nodiscard]] std::filesystem::path prepared_prefix(const std::filesystem::path& path);
+
+/// The tokens that `path` names: prepared data where PREFIX.idx exists, PREFIX being prepared_prefix(path); a token file of
+/// llm.c (llmc_file.h). Nothing for other files: text. Throws InputError where a part of prepared data is missing.
+[[nodiscard]] std::shared_ptr<const TokenStore> open_stored_tokens(const std::filesystem::path& path);
 
 /// Text files tokenized into memory by the bytes tokenizer: one byte a token and 8 bytes a document. For texts that are trained
 /// on as they are.
@@ -70,6 +84,8 @@ class TextTokens final : public TokenStore {
   void read(std::int64_t first, std::span<std::int32_t> out) const override;
   [[nodiscard]] std::int64_t vocabulary() const noexcept override { return find_tokenizer("bytes").vocabulary; }
   [[nodiscard]] std::string describe() const override;
+  /// That of the same text prepared by this tokenizer.
+  [[nodiscard]] std::string identity() const override;
 
  private:
   std::vector<std::filesystem::path> files_;

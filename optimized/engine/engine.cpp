@@ -59,7 +59,8 @@ StepInputs Engine::inputs_of(const Batch& global_batch, const GlobalBatch& dealt
   StepInputs inputs;
   inputs.global_rows = global_batch.rows;
   inputs.dropout_seed = options_.dropout_seed;
-  inputs.step = static_cast<std::uint32_t>(step);
+  const bool forgets = context_.pitfalls.on(Pitfall::random_step_restarts_on_load);
+  inputs.step = static_cast<std::uint32_t>(forgets ? step - loaded_updates_ : step);
   inputs.training = training;
   inputs.gradient_scale = scaler_.scale();
   const int rank = data_rank(groups_, context_.pitfalls);

@@ -77,7 +77,7 @@ class Engine {
 
   [[nodiscard]] std::int64_t updates() const noexcept { return updates_; }
   /// For resume: how many updates the moments have seen.
-  void set_updates(std::int64_t updates) noexcept { updates_ = updates; }
+  void set_updates(std::int64_t updates) noexcept { updates_ = loaded_updates_ = updates; }
   /// Of what the plan keeps in host memory; nothing there otherwise.
   [[nodiscard]] MemoryLedger host_ledger() const { return host_ != nullptr ? host_->ledger() : MemoryLedger(); }
   [[nodiscard]] LossScaler& loss_scaler() noexcept { return scaler_; }
@@ -146,6 +146,7 @@ class Engine {
   StepProgram evaluation_;
   std::pair<std::int64_t, std::int64_t> evaluation_shape_{-1, -1};  // rows, sequence
   std::int64_t updates_ = 0;
+  std::int64_t loaded_updates_ = 0;  // for pitfalls: what a run that forgets where it was counts from
   std::function<void(const Engine&)> gradient_observer_;
 };
 

@@ -208,7 +208,8 @@ void Engine::update(StepState& state) {
   clip(state);
   // Updates count, not steps: the schedule and the moments' bias correction know nothing of a step that was skipped.
   const bool steps_count = context_.pitfalls.on(Pitfall::skipped_step_counts_as_update);
-  const std::int64_t position = steps_count ? state.step : state.step - scaler_.state().skipped_steps;
+  std::int64_t position = steps_count ? state.step : state.step - scaler_.state().skipped_steps;
+  if (context_.pitfalls.on(Pitfall::schedule_restarts_on_load)) position -= loaded_updates_;
   state.result.learning_rate = scheduled_learning_rate(options_.optimizer, options_.schedule, position, options_.total_steps);
   const double scale = scaler_.scale();
   const bool applied = finish_scaled_step(state);

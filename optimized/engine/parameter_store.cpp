@@ -194,10 +194,10 @@ void ParameterStore::drop_gradients(int unit) { held_gradients_.erase(unit); }
 
 void ParameterStore::stamp(int unit) { held_parameters_.at(unit).version = version_; }
 
-void ParameterStore::set(std::size_t index, bool with_master, const std::function<double(std::int64_t)>& value) {
+void ParameterStore::set(std::size_t index, const std::function<double(std::int64_t)>& value) {
   const OwnedPart* own = nullptr;
   for (const OwnedPart& part : owned_.parts) own = part.parameter == index ? &part : own;
-  const bool has_master = with_master && has_master_copy() && own != nullptr;
+  const bool has_master = has_master_copy() && own != nullptr;
   const auto in_part = [&](std::int64_t element) { return value(own->elements.begin + element); };
   if (has_master) assign_elements(master(*own), in_part);
   // Initial values are expensive: what a master copy has is read from there.
@@ -216,22 +216,7 @@ void ParameterStore::set(std::size_t index, bool with_master, const std::functio
 void ParameterStore::set_parameter(std::size_t index, const std::vector<double>& local) {
   TANDEM_CHECK(static_cast<std::int64_t>(local.size()) == parameters_[index].num_elements(),
                fmt::format("{} values for {} elements", local.size(), parameters_[index].num_elements()));
-  set(index, true, [&](std::int64_t element) { return local[static_cast<std::size_t>(element)]; });
-}
-
-void ParameterStore::set_stored(std::size_t index, const std::vector<double>& local) {
-  set(index, false, [&](std::int64_t element) { return local[static_cast<std::size_t>(element)]; });
-}
-
-void ParameterStore::set_moments(std::size_t index, const std::vector<double>& first, const std::vector<double>& second) {
-  for (const OwnedPart& part : owned_.parts) {
-    if (part.parameter != index) continue;
-    const auto from = [&](const std::vector<double>& values) {
-      return [&](std::int64_t element) { return values[static_cast<std::size_t>(part.elements.begin + element)]; };
-    };
-    assign_elements(first_moment(part), from(first));
-    assign_elements(second_moment(part), from(second));
-  }
+  set(index, [&](std::int64_t element) { return local[static_cast<std::size_t>(element)]; });
 }
 
 void ParameterStore::zero_moments() {
@@ -243,7 +228,7 @@ void ParameterStore::initialise(const GptConfig& model, Initialization how, std:
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const bool is_whole = parameters_[i].shard.is_whole();
     const std::vector<std::int64_t> indices = is_whole ? std::vector<std::int64_t>() : global_indices(parameters_[i].shard);
-    set(i, true, [&](std::int64_t element) {
+    set(i, [&](std::int64_t element) {
       const std::int64_t index = is_whole ? element : indices[static_cast<std::size_t>(element)];
       return index < 0 ? 0.0 : initial_value(model, parameters_[i].spec, how, seed, index);
     });

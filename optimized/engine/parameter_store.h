@@ -60,6 +60,8 @@ class ParameterStore {
   [[nodiscard]] TensorView gradient(const OwnedPart& part) const;
   /// The copy that is updated: `stored` itself where there is no other.
   [[nodiscard]] TensorView master(const OwnedPart& part) const;
+  /// Whether the whole local tensor of parameter `index` is kept between steps, not only the owned part.
+  [[nodiscard]] bool keeps_whole(std::size_t index) const { return !deals_parameters(owned_.unit_of[index]); }
   /// Empty views under SGD.
   [[nodiscard]] TensorView first_moment(const OwnedPart& part) const { return in_parts(first_moments_, part); }
   [[nodiscard]] TensorView second_moment(const OwnedPart& part) const { return in_parts(second_moments_, part); }
@@ -97,10 +99,6 @@ class ParameterStore {
   void zero_moments();
   /// Sets parameter `index` wherever it is kept (whole, part, master copy) from the values of its local tensor, shard(index).
   void set_parameter(std::size_t index, const std::vector<double>& local);
-  /// The stored values alone, whose master copy is not the optimizer's: for weights that are only computed with.
-  void set_stored(std::size_t index, const std::vector<double>& local);
-  /// Sets the owned part of both moments of parameter `index`.
-  void set_moments(std::size_t index, const std::vector<double>& first, const std::vector<double>& second);
   static void assign(TensorView target, const std::vector<double>& values);
   [[nodiscard]] static std::vector<double> values_of(TensorView tensor);
 
@@ -115,7 +113,7 @@ class ParameterStore {
   [[nodiscard]] static TensorView in_parts(TensorView state, const OwnedPart& part);
   void allocate_optimizer_state(OptimizerKind optimizer, const TrainingPlan& plan, Arena* host, const PitfallSet& pitfalls);
   [[nodiscard]] const HeldUnit& held(const std::map<int, HeldUnit>& units, int unit, std::string_view what) const;
-  void set(std::size_t index, bool with_master, const std::function<double(std::int64_t element)>& value);
+  void set(std::size_t index, const std::function<double(std::int64_t element)>& value);
 
   Arena& arena_;
   std::vector<LocalParameter> parameters_;

@@ -122,7 +122,10 @@ std::vector<std::int32_t> generate(const RankContext& context, const GptConfig& 
       decoder.forget();
       next = text.size() - static_cast<std::size_t>(model.sequence);
     }
-    for (; next < text.size(); ++next) decoder.advance(text[next]);
+    for (; next < text.size(); ++next) {
+      decoder.advance(text[next]);
+      if (options.on_logits) options.on_logits(text[next], decoder.logits());
+    }
     text.push_back(choose(decoder.logits(), options.temperature, rng));
     if (options.on_token) options.on_token(text.back());
     if (options.stop != nullptr && *options.stop) break;

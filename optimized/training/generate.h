@@ -19,7 +19,9 @@ struct GenerateOptions {
   double temperature = 0.8;  ///< 0: always the likeliest
   std::uint64_t seed = 1;
   std::function<void(std::int32_t token)> on_token = {};  ///< called as each one is known
-  const std::atomic<bool>* stop = nullptr;                ///< ends the text after the token under way
+  /// Called for each token that the model reads, of the prompt and of the text: it, and the logits of the one that follows.
+  std::function<void(std::int32_t token, const std::vector<double>& logits)> on_logits = {};
+  const std::atomic<bool>* stop = nullptr;  ///< ends the text after the token under way
 };
 
 /// The tokens that follow `prompt`, with a key-value cache: a token costs one pass over the model, not one over the whole text.

@@ -6,8 +6,11 @@
 #include <memory>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "core/io/binary.h"
-#include "optimized/checkpoint/checkpoint.h"
+#include "optimized/checkpoint/catalogue.h"
+#include "optimized/checkpoint/load.h"
 #include "optimized/comm/exchange.h"
 #include "optimized/comm/world.h"
 #include "optimized/engine/parameter_store.h"
@@ -23,13 +26,17 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 // The training loop of one rank. Rank 0 writes to `report`; the others only to their own element of its vectors.
 class RankTrainer {
  public:
-  RankTrainer(const TrainOptions& options, Communicator& comm, TrainReport& report)
+  RankTrainer(const TrainOptions& options, const std::optional<CheckpointInfo>& resumed, Prefetcher& batches, Communicator& comm,
+              TrainReport& report)
       : options_(options),
+        resumed_(resumed),
+        batches_(batches),
         comm_(watched(comm)),
         report_(report),
         arena_({.poison = options.poison}),
         kernels_(make_kernels(options.config.plan, options.pitfalls)),
-        engine_(context(), engine_options(options.config)) {
+        engine_(context(), engine_options(options.config)),
+        checkpointer_(checkpointer_options(options), engine_) {
     timeline_.set_enabled(options.record_timeline);
   }
 
@@ -37,6 +44,7 @@ class RankTrainer {
     const std::int64_t first = start();
     for (std::int64_t step = first; step < options_.config.steps; ++step) {
       one_step(step);
+      checkpointer_.poll();
       const std::int64_t done = step + 1;
       const bool last = done == options_.config.steps;
       if (last || due(done, options_.config.evaluate_every_steps)) evaluate(done);
@@ -46,7 +54,10 @@ class RankTrainer {
         if (leads()) report_.interrupted = true;
         break;
       }
+      report_checkpoints();
     }
+    checkpointer_.finish();
+    report_checkpoints();
     const auto rank = static_cast<std::size_t>(comm_.rank());
     report_.spans_by_rank[rank] = timeline_.spans();
     report_.ledgers[rank] = arena_.ledger();
@@ -68,27 +79,29 @@ class RankTrainer {
     return {config.model, config.plan, config.optimizer, config.schedule, config.steps, config.seed};
   }
 
+  static CheckpointerOptions checkpointer_options(const TrainOptions& options) {
+    return {options.output, options.config.checkpoint_async, options.config.checkpoint_keep, options.store,
+            options.checkpoint_files};
+  }
+
   // First step to run.
   std::int64_t start() {
-    if (!options_.resume) {
+    if (!resumed_) {
       engine_.store().initialise(options_.config.model, options_.config.initialization, options_.config.seed);
       return 0;
     }
-    const CheckpointInfo info = read_checkpoint_info(*options_.resume);
-    load_checkpoint(*options_.resume, info, engine_);
-    if (leads()) report_.first_step = info.next_step;
-    return info.next_step;
+    load_checkpoint(*options_.resume, *resumed_, engine_);
+    return resumed_->next_step;
   }
 
   void one_step(std::int64_t step) {
-    const std::int64_t rows = options_.config.plan.batch.rows;
     const Clock::time_point begin = Clock::now();
-    Batch batch;
+    std::shared_ptr<const Batch> batch;
     {
       const SpanScope span(&timeline_, "batch", Activity::data, static_cast<int>(step));
-      batch = options_.data->training_batch(step, rows);
+      batch = batches_.take(step);
     }
-    const StepResult result = engine_.train_step(batch, step);
+    const StepResult result = engine_.train_step(*batch, step);
     // The last operation of a step is the reduction of its loss: every rank is here when the slowest is.
     const double seconds = seconds_since(begin);
     if (!leads()) return;
@@ -121,26 +134,53 @@ class RankTrainer {
 
   void save(std::int64_t done) {
     if (options_.output.empty()) return;
-    {
-      const SpanScope span(&timeline_, "checkpoint", Activity::checkpoint, static_cast<int>(done - 1));
-      try {
-        const std::filesystem::path written =
-            save_checkpoint(options_.output, engine_, {options_.config, done, options_.data_name});
-        if (leads()) report_.checkpoint = written;
-      } catch (const IoError& error) {
-        report_.checkpoint_error = error.what();
-      }
+    const SpanScope span(&timeline_, "checkpoint", Activity::checkpoint, static_cast<int>(done - 1));
+    CheckpointInfo info;
+    info.config = options_.config;
+    info.next_step = done;
+    info.data = options_.data_name;
+    info.data_identity = options_.data->identity();
+    checkpointer_.save(info);
+  }
+
+  void report_checkpoints() {
+    if (!leads()) return;
+    const std::vector<std::string>& problems = checkpointer_.problems();
+    for (std::size_t i = report_.checkpoint_problems.size(); i < problems.size(); ++i) {
+      report_.checkpoint_problems.push_back(problems[i]);
+      if (options_.on_checkpoint_problem) options_.on_checkpoint_problem(problems[i]);
     }
-    comm_.barrier();
+    report_.last_checkpoint_failed = !checkpointer_.last_is_safe();
+    report_.checkpoint_times = checkpointer_.times();
+    if (checkpointer_.newest() == report_.checkpoint) return;
+    report_.checkpoint = checkpointer_.newest();
+    keep_timings();
+  }
+
+  void keep_timings() {
+    const std::vector<CheckpointTimes>& times = report_.checkpoint_times;
+    const std::optional<std::int64_t> step = parse_step_folder_name(report_.checkpoint.filename().string());
+    const auto own = std::find_if(times.begin(), times.end(), [&](const CheckpointTimes& t) { return t.step == step; });
+    if (report_.step_seconds.empty() || own == times.end()) return;
+    std::vector<double> steps = report_.step_seconds;
+    std::nth_element(steps.begin(), steps.begin() + std::ssize(steps) / 2, steps.end());
+    try {
+      append_timings(options_.output, *own, steps[steps.size() / 2]);
+    } catch (const IoError& error) {
+      if (options_.on_checkpoint_problem) options_.on_checkpoint_problem(error.what());
+    }
   }
 
   const TrainOptions& options_;
+  const std::optional<CheckpointInfo>& resumed_;
+  Prefetcher& batches_;
   Timeline timeline_;
   Communicator& comm_;  // records in timeline_
   TrainReport& report_;
   Arena arena_;
   std::unique_ptr<Kernels> kernels_;
   Engine engine_;
+  Checkpointer checkpointer_;
 };
 
 }  // namespace
@@ -175,15 +215,45 @@ void share_records(const WorldSettings& world, TrainReport& report) {
 
 }  // namespace
 
+namespace {
+
+std::optional<CheckpointInfo> read_resumed(const TrainOptions& options) {
+  if (!options.resume) return std::nullopt;
+  CheckpointInfo info = read_checkpoint_info(*options.resume);
+  const std::string identity = options.data->identity();
+  if (!options.data_may_change && !info.data_identity.empty() && info.data_identity != identity) {
+    throw InputError(fmt::format(
+        "{}: was saved with other data ('{}', now '{}'), so that the position in it means nothing; give the data that "
+        "the run began with, or --data to go on with other data",
+        options.resume->string(), info.data_identity, identity));
+  }
+  return info;
+}
+
+}  // namespace
+
 TrainReport train(const TrainOptions& options) {
   validate(options.config.model);
   require_legal(options.config.plan, options.config.model);
+  const std::optional<CheckpointInfo> resumed = read_resumed(options);
   TrainReport report;
+  report.first_step = resumed ? resumed->next_step : 0;
   const int ranks = options.config.plan.parallel.world_size();
   report.spans_by_rank.resize(static_cast<std::size_t>(ranks));
   report.ledgers.resize(static_cast<std::size_t>(ranks));
   report.host_ledgers.resize(static_cast<std::size_t>(ranks));
-  run_world({.ranks = ranks, .settings = options.world}, [&](Communicator& comm) { RankTrainer(options, comm, report).run(); });
+  PrefetchOptions prefetch;
+  prefetch.rows = options.config.plan.batch.rows;
+  prefetch.first_step = report.first_step;
+  prefetch.last_step = std::max(report.first_step, options.config.steps);
+  prefetch.batches = options.config.prefetch_batches;
+  prefetch.threads = options.config.loader_threads;
+  prefetch.consumers = job_shape(options.world).processes == 1 ? ranks : 1;
+  prefetch.pitfalls = options.pitfalls;
+  Prefetcher batches(*options.data, prefetch);
+  run_world({.ranks = ranks, .settings = options.world},
+            [&](Communicator& comm) { RankTrainer(options, resumed, batches, comm, report).run(); });
+  report.loading = batches.statistics();
   share_records(options.world, report);
   return report;
 }

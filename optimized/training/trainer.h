@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,8 @@
 #include "core/timeline.h"
 #include "core/world_settings.h"
 #include "kernels/kernels.h"
+#include "optimized/checkpoint/checkpointer.h"
+#include "optimized/data_pipeline/prefetcher.h"
 #include "optimized/engine/engine.h"
 
 namespace tandem {
@@ -24,15 +27,20 @@ struct TrainOptions {
   const BatchSource* data = nullptr;            ///< borrowed
   std::string data_name;                        ///< kept in checkpoints
   std::filesystem::path output;                 ///< folder of checkpoints; empty: none are written
+  std::shared_ptr<ObjectStore> store = {};      ///< where they are copied to; null: nowhere
   std::optional<std::filesystem::path> resume;  ///< step folder to continue from
   const std::atomic<bool>* stop = nullptr;      ///< set by a signal: the step under way is finished, then the run is saved
   bool poison = false;                          ///< fill fresh memory with NaN
   bool record_timeline = true;
   WorldSettings world;
   PitfallSet pitfalls;
-  /// Called on rank 0 after each step and each evaluation.
+  FileOperations* checkpoint_files = nullptr;  ///< borrowed; null: the system's
+  /// false: a checkpoint of other data (BatchSource::identity()) is refused.
+  bool data_may_change = false;
+  /// Called on rank 0 after each step and each evaluation, and for each of TrainReport::checkpoint_problems at once.
   std::function<void(std::int64_t step, const StepResult&, double step_seconds)> on_step;
   std::function<void(std::int64_t step, double validation_loss)> on_evaluation;
+  std::function<void(const std::string& problem)> on_checkpoint_problem;
 };
 
 struct TrainReport {
@@ -42,8 +50,11 @@ struct TrainReport {
   double wall_seconds = 0;                                         ///< all steps, one clock, without evaluation and checkpoints
   std::vector<std::pair<std::int64_t, double>> validation_losses;  ///< (steps done, loss)
   bool interrupted = false;
-  std::filesystem::path checkpoint;             ///< the last one written; empty where none was
-  std::optional<std::string> checkpoint_error;  ///< training went on, nothing was lost but this checkpoint
+  std::filesystem::path checkpoint;               ///< the last one written; empty where none was
+  std::vector<std::string> checkpoint_problems;   ///< one line each; training went on, nothing was lost but that checkpoint
+  bool last_checkpoint_failed = false;            ///< the last of them was not written, or not copied to the store
+  std::vector<CheckpointTimes> checkpoint_times;  ///< of rank 0
+  PrefetchStatistics loading;                     ///< of this process
   std::vector<std::vector<Span>> spans_by_rank;
   std::vector<MemoryLedger> ledgers;       ///< by rank
   std::vector<MemoryLedger> host_ledgers;  ///< by rank: what the plan keeps in host memory

@@ -97,7 +97,8 @@ TEST(Trainer, GoesOnWhereACheckpointCannotBeWritten) {
   const TrainReport report = train(options);
 
   EXPECT_EQ(report.steps.size(), 3U);
-  EXPECT_TRUE(report.checkpoint_error.has_value());
+  EXPECT_EQ(report.checkpoint_problems.size(), 3U);
+  EXPECT_TRUE(report.last_checkpoint_failed);
   EXPECT_TRUE(report.checkpoint.empty());
 }
 

@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-bool bind(const std::vector<int>& cores) {
+bool bind_to_cores(const std::vector<int>& cores) {
 #if defined(__linux__)
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -50,11 +50,11 @@ std::vector<int> share_of_cores(const std::vector<int>& cores, int ranks, int ra
 CoreBinding::CoreBinding(const std::vector<int>& cores) {
   if (cores.empty()) return;
   std::vector<int> before = available_cores();
-  if (bind(cores)) before_ = std::move(before);
+  if (bind_to_cores(cores)) before_ = std::move(before);
 }
 
 CoreBinding::~CoreBinding() {
-  if (!before_.empty()) (void)bind(before_);
+  if (!before_.empty()) (void)bind_to_cores(before_);
 }
 
 }  // namespace tandem

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/checkpoint/checkpointer.h"
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <fstream>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "optimized/checkpoint/background.h"
+#include "optimized/checkpoint/catalogue.h"
+#include "optimized/checkpoint/publish.h"
+#include "optimized/checkpoint/shard_writer.h"
+#include "optimized/checkpoint/snapshot.h"
+#include "optimized/checkpoint/tiers.h"
+#include "optimized/engine/optimizer.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+// A rank that waits for its own disk looks after the others this often.
+constexpr std::chrono::milliseconds kLook{20};
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+CheckpointInfo with_engine_state(CheckpointInfo info, const Engine& engine) {
+  const EngineOptions& options = engine.options();
+  info.config.model = options.model;
+  info.config.plan = options.plan;
+  info.config.optimizer = options.optimizer;
+  info.config.schedule = options.schedule;
+  info.config.steps = options.total_steps;
+  info.updates = engine.updates();
+  info.loss_scaler = engine.loss_scaler().state();
+  info.fp8 = engine.fp8_scaling() != nullptr ? engine.fp8_scaling()->state() : Fp8ScalingState();
+  info.learning_rate = scheduled_learning_rate(options.optimizer, options.schedule,
+                                               info.next_step - info.loss_scaler.skipped_steps, options.total_steps);
+  return info;
+}
+
+CheckpointFile write_residuals(FileOperations& files, const fs::path& path, const ResidualSnapshot& residuals) {
+  std::vector<TensorHeading> headings;
+  for (const auto& [name, values] : residuals.tensors) headings.push_back({name, DType::f32, {std::ssize(values)}});
+  ShardWriter writer(files, path, headings, residuals.metadata);
+  for (const auto& [name, values] : residuals.tensors) writer.write(std::as_bytes(std::span(values)));
+  return writer.finish();
+}
+
+// This rank's files, whole and durable, in the unfinished folder of the step.
+std::vector<CheckpointFile> write_snapshot(FileOperations& files, const fs::path& folder, const Snapshot& snapshot, int rank,
+                                           bool durable) {
+  std::vector<CheckpointFile> written;
+  if (!snapshot.parts().empty()) {
+    std::vector<TensorHeading> headings;
+    for (const CheckpointPart& part : snapshot.parts()) {
+      const bool flat = part.shard.flat_range.has_value();
+      headings.push_back({part.name, part.shard.dtype, flat ? Shape{part.elements.size()} : part.shard.local_shape()});
+    }
+    files.remove(folder / shard_name(rank));  // of a run that ended while it wrote this step
+    ShardWriter writer(files, folder / shard_name(rank), headings);
+    for (std::size_t i = 0; i < snapshot.parts().size(); ++i) writer.write(snapshot.bytes(i));
+    written.push_back(writer.finish(durable));
+  }
+  if (!snapshot.residuals().tensors.empty()) {
+    files.remove(folder / residuals_name(rank));
+    written.push_back(write_residuals(files, folder / residuals_name(rank), snapshot.residuals()));
+  }
+  return written;
+}
+
+double slowest(const std::vector<PhaseOutcome>& outcomes) {
+  double seconds = 0;
+  for (const PhaseOutcome& outcome : outcomes) seconds = std::max(seconds, outcome.seconds);
+  return seconds;
+}
+
+}  // namespace
+
+void append_timings(const fs::path& folder, const CheckpointTimes& times, double step_seconds) {
+  std::ofstream file(folder / "timings.jsonl", std::ios::app);
+  file << fmt::format(R"({{"step": {}, "bytes": {}, "blocking_seconds": {}, "waiting_seconds": {}, "writing_seconds": {}, )"
+                      R"("uploading_seconds": {}, "step_seconds": {}}})"
+                      "\n",
+                      times.step, times.total_bytes, times.blocking_seconds, times.waiting_seconds, times.writing_seconds,
+                      times.uploading_seconds, step_seconds);
+  if (file.flush()) return;
+  throw IoError(fmt::format("cannot write {}: {}", (folder / "timings.jsonl").string(), std::generic_category().message(errno)));
+}
+
+class Checkpointer::State {
+ public:
+  State(CheckpointerOptions options, Engine& engine)
+      : options_(std::move(options)),
+        engine_(engine),
+        world_(engine.groups().world()),
+        pitfalls_(engine.context().pitfalls),
+        files_(options_.files != nullptr ? *options_.files : system_files()) {}
+
+  void save(const CheckpointInfo& info) {
+    const Clock::time_point begin = Clock::now();
+    while (writing_.active()) {
+      writing_.wait(kLook);
+      advance_writing();
+    }
+    CheckpointTimes times;
+    times.step = info.next_step;
+    times.waiting_seconds = seconds_since(begin);
+    info_ = with_engine_state(info, engine_);
+    last_saved_ = info.next_step;
+    last_is_safe_ = false;
+    seen_step_ = info.next_step;
+    snapshot_.take(engine_);
+    times.bytes = snapshot_.size_bytes();
+    times_.push_back(times);
+    publishing_ = false;
+    writing_.start([this] { return write(); });
+    if (pitfalls_.on(Pitfall::latest_before_durable) && leads()) name_latest_early();
+    if (!options_.asynchronous) finish();
+    while (pitfalls_.on(Pitfall::save_waits_for_disk) && writing_.active()) {
+      writing_.wait(kLook);
+      advance_writing();
+    }
+    times_.back().blocking_seconds = seconds_since(begin);
+  }
+
+  void poll() {
+    ++seen_step_;
+    advance();
+  }
+
+  void finish() {
+    while (busy()) {
+      if (writing_.active()) writing_.wait(kLook);
+      if (uploading_.active() && !writing_.active()) uploading_.wait(kLook);
+      advance();
+    }
+  }
+
+  [[nodiscard]] bool busy() const noexcept { return writing_.active() || uploading_.active() || pending_upload_.has_value(); }
+  [[nodiscard]] const fs::path& newest() const noexcept { return newest_; }
+  [[nodiscard]] bool last_is_safe() const noexcept { return last_is_safe_; }
+  [[nodiscard]] const std::vector<std::string>& problems() const noexcept { return problems_; }
+  [[nodiscard]] const std::vector<CheckpointTimes>& times() const noexcept { return times_; }
+
+ private:
+  [[nodiscard]] bool leads() const { return world_.rank() == 0; }
+  [[nodiscard]] int rank() const { return world_.rank(); }
+
+  void advance() {
+    advance_writing();
+    advance_uploading();
+  }
+
+  // On the background thread. Reads the snapshot, info_ and options, which nobody changes before the phase is over.
+  PhaseOutcome write() {
+    const bool in_place = pitfalls_.on(Pitfall::checkpoint_written_in_place);
+    fs::path unfinished = make_unfinished_folder(files_, options_.folder, info_.next_step);
+    if (in_place) {
+      files_.remove(unfinished);
+      unfinished = options_.folder / step_folder_name(info_.next_step);
+      files_.make_folder(unfinished);
+    }
+    PhaseOutcome outcome;
+    outcome.files = write_snapshot(files_, unfinished, snapshot_, rank(), !in_place);
+    return outcome;
+  }
+
+  void name_latest_early() {
+    const std::string latest = step_folder_name(info_.next_step) + "\n";
+    try {
+      replace_file(files_, options_.folder / "latest", std::as_bytes(std::span(latest)));
+    } catch (const IoError&) {
+      // The write that is under way will say it.
+    }
+  }
+
+  void advance_writing() {
+    if (!writing_.active()) return;
+    const auto outcomes = writing_.finished(world_);
+    if (!outcomes) return;
+    const std::string error = first_error(*outcomes);
+    if (publishing_) {
+      end_writing(outcomes->front(), error);
+      return;
+    }
+    CheckpointTimes& times = times_.back();
+    times.writing_seconds = slowest(*outcomes);
+    for (const PhaseOutcome& outcome : *outcomes) {
+      for (const CheckpointFile& file : outcome.files) times.total_bytes += file.bytes;
+    }
+    own_files_ = (*outcomes)[static_cast<std::size_t>(rank())].files;
+    publishing_ = true;
+    writing_.start([this, outcomes = *outcomes, error, protect = uploading_step_] {
+      PhaseOutcome outcome;
+      outcome.error = error;
+      if (!leads()) return outcome;
+      if (error.empty()) {
+        outcome.folder = publish(outcomes, protect, outcome.note).string();
+      } else {
+        abandon();
+      }
+      return outcome;
+    });
+  }
+
+  fs::path publish(const std::vector<PhaseOutcome>& outcomes, std::optional<std::int64_t> protect, std::string& note) {
+    CheckpointInfo info = info_;
+    // Planted: by the time that the files are complete, training has gone on.
+    if (pitfalls_.on(Pitfall::checkpoint_of_live_step)) info.next_step = seen_step_;
+    std::vector<std::vector<CheckpointFile>> written;
+    for (const PhaseOutcome& outcome : outcomes) written.push_back(outcome.files);
+    try {
+      return publish_checkpoint(files_, make_manifest(info, written, pitfalls_),
+                                {options_.folder, options_.keep, protect, pitfalls_, info_.next_step},
+                                [&](const std::string& line) { note = line; });
+    } catch (const IoError&) {
+      abandon();
+      throw;
+    }
+  }
+
+  // What was written of a checkpoint that will not be.
+  void abandon() noexcept {
+    try {
+      files_.remove(unfinished_folder(options_.folder, info_.next_step));
+    } catch (const IoError&) {
+      // It stays until the next one is published.
+    }
+  }
+
+  void end_writing(const PhaseOutcome& published, const std::string& error) {
+    if (!error.empty()) {
+      problems_.push_back(fmt::format("the checkpoint of step {} could not be written: {}", info_.next_step, error));
+      return;
+    }
+    newest_ = published.folder;
+    if (!published.note.empty()) problems_.push_back(published.note);
+    last_is_safe_ = options_.store == nullptr && info_.next_step == last_saved_;
+    if (options_.store == nullptr) return;
+    if (pending_upload_) {
+      problems_.push_back(fmt::format("step {} was not uploaded to {}: the next one came before its turn; save less often",
+                                      pending_upload_->step, options_.store->describe()));
+    }
+    pending_upload_ = {info_.next_step, newest_, own_files_, times_.size() - 1};
+    advance_uploading();
+  }
+
+  struct Upload {
+    std::int64_t step = 0;
+    fs::path folder;
+    std::vector<CheckpointFile> own_files;
+    std::size_t times = 0;  // index
+  };
+
+  void advance_uploading() {
+    if (uploading_.active()) {
+      const auto outcomes = uploading_.finished(world_);
+      if (!outcomes) return;
+      end_upload_phase(*outcomes);
+    }
+    if (uploading_.active() || !pending_upload_) return;
+    upload_ = *std::exchange(pending_upload_, std::nullopt);
+    uploading_step_ = upload_.step;
+    publishing_remote_ = false;
+    uploading_.start([this] {
+      for (const CheckpointFile& file : upload_.own_files) upload_checkpoint_file(*options_.store, upload_.folder, file.name);
+      return PhaseOutcome{};
+    });
+  }
+
+  void end_upload_phase(const std::vector<PhaseOutcome>& outcomes) {
+    const std::string error = first_error(outcomes);
+    times_[upload_.times].uploading_seconds += slowest(outcomes);
+    if (!error.empty()) {
+      problems_.push_back(
+          fmt::format("step {} was not uploaded: {}; it is complete in {}", upload_.step, error, upload_.folder.string()));
+    }
+    if (publishing_remote_ || !error.empty()) {
+      last_is_safe_ = error.empty() && upload_.step == last_saved_;
+      uploading_step_.reset();
+      return;
+    }
+    publishing_remote_ = true;
+    uploading_.start([this] {
+      if (!leads()) return PhaseOutcome{};
+      publish_remote(*options_.store, upload_.folder);
+      prune_remote(*options_.store, options_.keep);
+      return PhaseOutcome{};
+    });
+  }
+
+  CheckpointerOptions options_;
+  Engine& engine_;
+  Communicator& world_;
+  PitfallSet pitfalls_;
+  FileOperations& files_;
+  Snapshot snapshot_;
+  CheckpointInfo info_;  // of the checkpoint that is being written
+  std::atomic<std::int64_t> seen_step_ = 0;
+  bool publishing_ = false;
+  std::vector<CheckpointFile> own_files_;
+  fs::path newest_;
+  std::int64_t last_saved_ = 0;  // step
+  bool last_is_safe_ = true;
+  std::optional<Upload> pending_upload_;
+  Upload upload_;
+  std::optional<std::int64_t> uploading_step_;
+  bool publishing_remote_ = false;
+  std::vector<std::string> problems_;
+  std::vector<CheckpointTimes> times_;
+  // Last: their destructors wait for jobs that use the others.
+  BackgroundPhase writing_;
+  BackgroundPhase uploading_;
+};
+
+Checkpointer::Checkpointer(CheckpointerOptions options, Engine& engine)
+    : state_(std::make_unique<State>(std::move(options), engine)) {}
+Checkpointer::~Checkpointer() = default;
+
+void Checkpointer::save(const CheckpointInfo& info) { state_->save(info); }
+void Checkpointer::poll() { state_->poll(); }
+void Checkpointer::finish() { state_->finish(); }
+const fs::path& Checkpointer::newest() const noexcept { return state_->newest(); }
+bool Checkpointer::last_is_safe() const noexcept { return state_->last_is_safe(); }
+const std::vector<std::string>& Checkpointer::problems() const noexcept { return state_->problems(); }
+const std::vector<CheckpointTimes>& Checkpointer::times() const noexcept { return state_->times(); }
+bool Checkpointer::busy() const noexcept { return state_->busy(); }
+
+fs::path save_checkpoint(const fs::path& folder, Engine& engine, const CheckpointInfo& info) {
+  Checkpointer checkpointer({.folder = folder, .asynchronous = false}, engine);
+  checkpointer.save(info);
+  if (!checkpointer.last_is_safe()) throw IoError(checkpointer.problems().front());
+  return checkpointer.newest();
+}
+
+}  // namespace tandem
