@@ -156,13 +156,12 @@ void add_checkpoint_advise(CommandLine& line, CLI::App& parent) {
   auto* command = parent.add_subcommand("advise", "How often to save, from what saving costs and how often the job fails");
   const auto arguments = std::make_shared<AdviseArguments>();
   command->add_option("DIR", arguments->folder, "folder that train --out wrote: its checkpoints were timed");
-  command->add_option("--failures-per-day", arguments->failures_per_day, "of one node")->check(CLI::PositiveNumber);
-  command->add_option("--mtbf-hours", arguments->mtbf_hours, "mean time between failures of one node")
-      ->check(CLI::PositiveNumber);
+  command->add_option("--failures-per-day", arguments->failures_per_day, "of one node")->check(positive_number);
+  command->add_option("--mtbf-hours", arguments->mtbf_hours, "mean time between failures of one node")->check(positive_number);
   command->add_option("--nodes", arguments->nodes, "of the job; any of them ends it")->capture_default_str()->check(at_least_one);
   command->add_option("--save-seconds", arguments->save_seconds, "that training stands still for one checkpoint")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--step-seconds", arguments->step_seconds, "of one step")->check(CLI::PositiveNumber);
+      ->check(positive_number);
+  command->add_option("--step-seconds", arguments->step_seconds, "of one step")->check(positive_number);
   command->add_option("--restart-seconds", arguments->restart_seconds, "from a failure to the first new step")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);

@@ -121,7 +121,7 @@ void add_checkpoint_export(CommandLine& line, CLI::App& parent) {
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->capture_default_str();
   command->add_option("--max-file-gib", arguments->max_file_gib, "larger models are dealt to several files with an index")
-      ->check(CLI::PositiveNumber)
+      ->check(positive_number)
       ->capture_default_str();
   command->footer(
       "Example (after: tandem train --steps 20 --out run):\n"

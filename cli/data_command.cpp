@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <exception>
 #include <memory>
 #include <thread>
 
@@ -9,6 +12,7 @@
 #include "cli/command.h"
 #include "cli/output.h"
 #include "cli/terminal.h"
+#include "core/error.h"
 #include "harness/text_table.h"
 #include "optimized/data_pipeline/prepare.h"
 
@@ -51,17 +55,30 @@ void print(const DataSummary& summary) {
   fmt::print("\n");
 }
 
+/// The summary would take the place of the data that it is about.
+void require_no_part(const std::string& json, const std::string& prefix) {
+  const auto whole = [](const std::string& file) { return std::filesystem::weakly_canonical(std::filesystem::absolute(file)); };
+  for (const char* const suffix : {".bin", ".idx", ".json", ".model"}) {
+    if (json.empty() || whole(json) != whole(prefix + suffix)) continue;
+    throw InputError(fmt::format("--json {}: a file of the prepared data has this name; name another", json));
+  }
+}
+
 int finish(const DataSummary& summary, const std::string& json) {
   print(summary);
   if (!json.empty()) write_output(json, as_json(summary));
   return kGood;
 }
 
-DataSummary prepare(const DataArguments& arguments) {
+/// Leaves prepare_data() between two chunks of text; the files that it has begun go with it.
+struct Interrupted : std::exception {};
+
+DataSummary prepare(const DataArguments& arguments, const std::atomic<bool>& stop) {
   ProgressLine line;
   PrepareOptions options;
   options.threads = arguments.threads;
   options.progress = [&](const PrepareProgress& progress) {
+    if (stop) throw Interrupted();
     line.show(progress.text_bytes, progress.text_bytes_total, fmt::format("{} tokens", progress.tokens));
   };
   const std::vector<std::filesystem::path> inputs(arguments.inputs.begin(), arguments.inputs.end());
@@ -84,9 +101,15 @@ void add_prepare(CLI::App& parent, CommandLine& line) {
   command->add_option("--json", arguments->json, "write the summary as JSON");
   command->footer("Example:\n  tandem data prepare --input README.md --tokenizer bytes --out build/readme");
   command->callback([&line, arguments] {
-    line.action = [arguments] {
+    line.action = [&line, arguments] {
       require_writable(arguments->json, "--json");
-      return finish(prepare(*arguments), arguments->json);
+      require_no_part(arguments->json, arguments->prefix);
+      try {
+        return finish(prepare(*arguments, line.stop), arguments->json);
+      } catch (const Interrupted&) {
+        fmt::print(stderr, "tandem: interrupted; nothing was written\n");
+        return static_cast<int>(kInterrupted);
+      }
     };
   });
 }
@@ -99,8 +122,15 @@ void add_inspect(CLI::App& parent, CommandLine& line) {
   command->footer(
       "Example (after: tandem data prepare --input README.md --tokenizer bytes --out build/readme):\n  tandem data inspect "
       "build/readme");
-  command->callback(
-      [&line, arguments] { line.action = [arguments] { return finish(inspect_data(arguments->prefix), arguments->json); }; });
+  command->callback([&line, arguments] {
+    line.action = [arguments] {
+      // Nothing is written that would have to be put in order.
+      std::signal(SIGINT, SIG_DFL);
+      std::signal(SIGTERM, SIG_DFL);
+      require_no_part(arguments->json, arguments->prefix);
+      return finish(inspect_data(arguments->prefix), arguments->json);
+    };
+  });
 }
 
 }  // namespace

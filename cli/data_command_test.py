@@ -4,6 +4,8 @@
 import array
 import json
 import os
+import re
+import signal
 import struct
 import subprocess
 import sys
@@ -118,6 +120,37 @@ class DataCommand(unittest.TestCase):
         self.prepare_bpe()
         self.assertIn("bad.model is not a SentencePiece model", self.run_tandem(
             "data", "prepare", "--input", self.text, "--tokenizer", "bad.model", "--out", "q", status=2))
+
+    def test_an_interrupt_leaves_nothing(self):
+        text = self.path("long", b"".join(b"line %d of %d\n" % (i, i * i) for i in range(200_000)))
+        process = subprocess.Popen([TANDEM, "data", "prepare", "--input", text, "--documents", "line", "--tokenizer", "bytes",
+                                    "--out", "i", "--threads", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   cwd=self.folder.name)
+        self.addCleanup(process.kill)
+        # Before the first chunk is there, as soon as the program looks out for signals.
+        while not int(re.search(r"SigCgt:\s*(\w+)", self.status_of(process)).group(1), 16) >> (signal.SIGINT - 1) & 1:
+            self.assertIsNone(process.poll(), "it ended before it could be interrupted")
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=120)[1]
+        self.assertEqual(process.returncode, 130, said)
+        self.assertIn("interrupted; nothing was written", said)
+        self.assertEqual(sorted(os.listdir(self.folder.name)), ["long", "text"])
+
+    @staticmethod
+    def status_of(process):
+        with open(f"/proc/{process.pid}/status", encoding="ascii") as file:
+            return file.read()
+
+    def test_no_file_is_written_over_by_mistake(self):
+        prepare = ["data", "prepare", "--input", self.text, "--out"]
+        self.assertIn("is no prefix", self.run_tandem(*prepare, "", status=2))
+        self.assertIn("text.json is an input", self.run_tandem(
+            "data", "prepare", "--input", self.path("text.json", b"x"), "--out", "text", status=2))
+        self.assertIn("a file of the prepared data has this name",
+                      self.run_tandem(*prepare, "p", "--json", "./p.json", status=2))
+        for capacity in ("0", "nan", "1e30", "x"):
+            self.assertIn(f"--data-cache-gib: '{capacity}' must be a number above 0",
+                          self.run_tandem("train", "--data-cache-gib", capacity, status=2))
 
     def test_token_files_of_llmc(self):
         tokens = [50256, 11, 22, 33] * 50

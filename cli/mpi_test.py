@@ -112,11 +112,28 @@ class Processes(unittest.TestCase):
         losses = {}
         for transport, processes in (("threads", 1), ("mpi", 3)):
             report = self.folder / f"{transport}.json"
-            done = run(processes, "train", "--steps", 4, "--set", "data=3", "--transport", transport, "--json", report)
+            done = run(processes, "train", "--steps", 4, "--set", "data=3", "--set", "zero=1", "--transport", transport,
+                       "--json", report, "--out", self.folder / transport)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             losses[transport] = json.loads(report.read_text())["loss"]
         self.assertEqual(len(losses["mpi"]), 4)
         self.assertEqual(losses["mpi"], losses["threads"])
+        saved = [{file.name: file.read_bytes() for file in (self.folder / transport / "step-00000004").iterdir()}
+                 for transport in ("threads", "mpi")]
+        self.assertEqual(sorted(saved[0]), ["manifest.json"] + [f"shard-0000{rank}.safetensors" for rank in range(3)])
+        self.assertEqual(saved[0], saved[1])
+
+    def test_checkpoints_outlive_the_job(self):
+        out = self.folder / "run"
+        launcher, pids, _ = self.start_endless("--out", out, "--set", "checkpoint_every_steps=5", "--set", "checkpoint_keep=2")
+        wait_until(lambda: (out / "latest").exists(), "the first checkpoint")
+        os.kill(pids[2], signal.SIGKILL)
+        self.assertNotEqual(launcher.wait(timeout=20), 0)
+        newest = max(int(folder.name[5:]) for folder in out.glob("step-????????"))
+        done = subprocess.run([str(TANDEM), "train", "--resume", str(out), "--steps", str(newest + 2)], capture_output=True,
+                              text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn(f"step-{newest + 2:08}", done.stdout)
 
     def test_killed_rank_ends_all_with_its_name(self):
         for victim in (1, 0):

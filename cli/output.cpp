@@ -46,11 +46,21 @@ void require_writable_folder(const std::string& folder, const std::string& optio
   if (access(folder.c_str(), W_OK) != 0) throw InputError(fmt::format("{} {}: this folder cannot be written to", option, folder));
 }
 
+std::string not_empty(const std::string& text) { return text.empty() ? "must not be empty" : ""; }
+
 std::string at_least_one(const std::string& text) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error == std::errc() && end == text.data() + text.size() && value >= 1) return {};
   return fmt::format("'{}' must be a whole number of at least 1", text);
+}
+
+std::string positive_number(const std::string& text) {
+  constexpr double kMost = 1e9;
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size() && value > 0 && value <= kMost) return {};
+  return fmt::format("'{}' must be a number above 0, at most {}", text, kMost);
 }
 
 }  // namespace tandem

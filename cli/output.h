@@ -17,5 +17,9 @@ void require_writable_folder(const std::string& folder, const std::string& optio
 
 /// For options that count something: at least 1.
 [[nodiscard]] std::string at_least_one(const std::string& text);
+/// The same for a positive number of a size that the program can count with.
+[[nodiscard]] std::string positive_number(const std::string& text);
+/// Not the empty text that a variable which was never set leaves.
+[[nodiscard]] std::string not_empty(const std::string& text);
 
 }  // namespace tandem

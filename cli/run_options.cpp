@@ -56,7 +56,7 @@ void add_world_options(CLI::App& command, WorldArguments& arguments) {
   command
       .add_option("--deadline", arguments.deadline_seconds,
                   "seconds that a communication waits for the other ranks; default 60, in most cases 20")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number);
 }
 
 WorldSettings to_world_settings(const WorldArguments& arguments) {

@@ -49,7 +49,7 @@ struct Plan {
   std::shared_ptr<ObjectStore> store;
 };
 
-// Everything else may change on the way: layout, rows, precision, dropout, schedule. What the checkpoint's numbers mean may not.
+// Everything else may change on the way: layout, precision, dropout, schedule. What the checkpoint's numbers mean may not.
 void require_same_run(const RunConfig& saved, const RunConfig& wanted) {
   GptConfig model = wanted.model;
   model.embedding_dropout = saved.model.embedding_dropout;
@@ -262,13 +262,13 @@ void add_train_command(CommandLine& line) {
   command->add_option("--data-cache", arguments->cache.folder, "folder for data of a store; ~/.cache/tandem/data by default");
   command->add_option("--data-cache-gib", arguments->cache.gib, "that it may take")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number);
   command->add_option("--steps", arguments->steps, "number of steps")->check(at_least_one);
   command->add_option("--set", arguments->settings, "key=value, may be repeated; keys below")
       ->type_size(1)
       ->allow_extra_args(false);
-  command->add_option("--resume", arguments->resume, "continue from the newest checkpoint in this folder");
-  command->add_option("--out", arguments->output, "folder for checkpoints; a resumed run goes on in its own");
+  command->add_option("--resume", arguments->resume, "continue from the newest checkpoint in this folder")->check(not_empty);
+  command->add_option("--out", arguments->output, "folder for checkpoints; a resumed run goes on in its own")->check(not_empty);
   command->add_option("--store", arguments->store,
                       "second home of checkpoints: s3://BUCKET/PREFIX (keys and endpoint from AWS_... variables) or a folder");
   command->add_option("--trace", arguments->trace, "write the timeline as Chrome trace JSON (opens in Perfetto)");

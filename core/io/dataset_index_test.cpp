@@ -51,10 +51,11 @@ class SparseFile {
   std::filesystem::path path_;
 };
 
-/// 10 GB of index and 6 GiB of tokens: 500 million sequences that are empty but for the first and the last two.
+/// 10.8 GB of index and 6 GiB of tokens: 540 million sequences that are empty but for the first and the last two. Their lengths
+/// alone take more than 2^31 bytes.
 class LargeDataset : public testing::Test {
  protected:
-  static constexpr std::int64_t kSequences = 500'000'000;
+  static constexpr std::int64_t kSequences = 540'000'000;
   static constexpr std::int64_t kBinBytes = std::int64_t{6} << 30;
   static constexpr std::int64_t kPointers = 34 + kSequences * 4;
   static constexpr std::int64_t kDocuments = kPointers + kSequences * 8;

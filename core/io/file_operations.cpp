@@ -61,8 +61,10 @@ class SystemFiles final : public FileOperations {
   void sync_folder(const fs::path& folder) override {
     const int descriptor = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (descriptor < 0) refuse("open the folder", folder, errno);
-    (void)::fsync(descriptor);
+    const int reason = ::fsync(descriptor) == 0 ? 0 : errno;
     ::close(descriptor);
+    const bool cannot = reason == EINVAL || reason == ENOSYS || reason == ENOTSUP;
+    if (reason != 0 && !cannot) refuse("flush the folder", folder, reason);
   }
 
   void make_folder(const fs::path& folder) override {

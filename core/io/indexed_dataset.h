@@ -93,6 +93,8 @@ class IndexedDataset {
   /// fit 32 bits.
   void read(std::int64_t first, std::span<std::int32_t> out) const;
   [[nodiscard]] std::span<const std::byte> bin_bytes() const noexcept { return bin_.bytes(); }
+  /// Path of the .bin, for messages.
+  [[nodiscard]] const std::string& bin() const noexcept { return index_.bin(); }
   /// Reads the whole index (DatasetIndex::check()).
   void check() const { index_.check(); }
 

@@ -259,6 +259,21 @@ TEST(IndexedDatasetDamage, SizeBeyondTheBin) {
               "x.bin has 12 bytes, but by its .idx the last sequence, 2, starts at byte 8 and has 6");
 }
 
+/// Found where it is used, since only the ends are looked at before. Its bytes, 2^32, must not wrap around.
+TEST(IndexedDatasetDamage, SequenceThatReachesFarBeyondTheBin) {
+  const TestFolder folder;
+  IndexedDatasetWriter writer(folder / "x", DType::i32);
+  for (const std::int32_t token : {1, 2}) writer.add_sequence(std::vector<std::int32_t>{token});
+  writer.end_document();
+  writer.commit();
+  std::string idx = TestFolder::read(folder / "x.idx");
+  folder.write("x.idx", idx.replace(kSizesAt, 4, bytes_of(std::int32_t{1} << 30)));
+
+  const IndexedDataset dataset(folder / "x");
+
+  EXPECT_SAYS(message_of<InputError>([&] { (void)dataset.sequence(0); }), "sequence 0 has 1073741824 tokens from byte 0 on");
+}
+
 TEST(IndexedDatasetDamage, DocumentsThatDoNotStartAtZero) {
   EXPECT_SAYS(refusal_after(replace_at(kDocumentsAt, bytes_of(std::int64_t{1}))), "starts with 1, not with 0");
 }

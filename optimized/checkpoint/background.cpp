@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/checkpoint/background.h"
 
+#include <filesystem>
+
 #include "optimized/comm/exchange.h"
 
 namespace tandem {
@@ -13,6 +15,8 @@ void BackgroundPhase::start(std::function<PhaseOutcome()> job) {
     try {
       outcome = job();
     } catch (const IoError& error) {
+      outcome.error = error.what();
+    } catch (const std::filesystem::filesystem_error& error) {
       outcome.error = error.what();
     }
     outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -54,7 +54,8 @@ struct PhaseOutcome {
 class BackgroundPhase {
  public:
   [[nodiscard]] bool active() const noexcept { return job_.valid(); }
-  /// `job` runs on a thread of its own; IoError that it throws is its outcome, anything else comes out of finished(). Collective.
+  /// `job` runs on a thread of its own; an IoError or filesystem_error that it throws is its outcome, anything else comes out of
+  /// finished(). Collective.
   void start(std::function<PhaseOutcome()> job);
   /// Collective, while active: the outcomes by rank when all are through, else nothing.
   [[nodiscard]] std::optional<std::vector<PhaseOutcome>> finished(Communicator& world);

@@ -2,6 +2,8 @@
 // What may have happened to the files of a checkpoint, and the line that says it.
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
 #include "core/io/safetensors.h"
 #include "optimized/checkpoint/checkpoint_test_support.h"
 #include "optimized/checkpoint/manifest_format.h"
@@ -134,6 +136,12 @@ TEST_F(CheckpointDamage, ATruncatedManifest) {
   }
   write(kManifestName, text + " ");
   expect_refused("something else than 'manifest_xxh128' ends it");
+}
+
+TEST_F(CheckpointDamage, AManifestThatIsAPipeIsNotWaitedFor) {
+  fs::remove(file(kManifestName));
+  ASSERT_EQ(::mkfifo(file(kManifestName).c_str(), 0600), 0);
+  expect_refused("manifest.json: is no regular file");
 }
 
 TEST_F(CheckpointDamage, AManifestWithoutItsHash) {

@@ -212,6 +212,27 @@ TEST(Checkpoint, AFullDiskLeavesTheOlderOneAndNothingElse) {
   EXPECT_FALSE(fs::exists(folder.path() / "step-00000002.unfinished"));
 }
 
+TEST(Checkpoint, TakesOverWhatARunOfAnotherLayoutLeftUnfinished) {
+  const TestFolder folder;
+  fs::create_directory(folder.path() / "step-00000002.unfinished");
+  folder.write("step-00000002.unfinished/shard-00000.safetensors", "half");
+  folder.write("step-00000002.unfinished/shard-00007.safetensors", "of eight ranks");
+  save_trained(tiny_config({.data = 2}), folder.path(), 2);
+  EXPECT_EQ(find_checkpoint(folder.path()).filename(), "step-00000002");
+}
+
+TEST(Checkpoint, GivesBackTheNumberOfSkippedSteps) {
+  const TestFolder folder;
+  const RunConfig config = in_precision(tiny_config(), "fp16");
+  save_trained(config, folder.path());
+  const fs::path step_folder = find_checkpoint(folder.path());
+  change_manifest(step_folder, [](CheckpointManifest& manifest) { manifest.info.loss_scaler.skipped_steps = 1; });
+  with_engines(config, [&](Engine& engine) {
+    load_checkpoint(step_folder, read_checkpoint_info(step_folder), engine);
+    EXPECT_EQ(engine.loss_scaler().state().skipped_steps, 1);
+  });
+}
+
 TEST(CheckpointCatalogue, NamesOfStepFoldersAreRead) {
   EXPECT_EQ(step_folder_name(120), "step-00000120");
   EXPECT_EQ(step_folder_name(1234567890), "step-1234567890");

@@ -100,7 +100,9 @@ class Checkpointer::State {
         engine_(engine),
         world_(engine.groups().world()),
         pitfalls_(engine.context().pitfalls),
-        files_(options_.files != nullptr ? *options_.files : system_files()) {}
+        files_(options_.files != nullptr ? *options_.files : system_files()) {
+    if (!options_.folder.empty()) snapshot_.reserve(engine_);
+  }
 
   void save(const CheckpointInfo& info) {
     const Clock::time_point begin = Clock::now();
@@ -264,7 +266,9 @@ class Checkpointer::State {
       if (!outcomes) return;
       end_upload_phase(*outcomes);
     }
-    if (uploading_.active() || !pending_upload_) return;
+    // Publishing removes old folders, and was told which one is being uploaded when it began.
+    const bool removing = publishing_ && writing_.active();
+    if (uploading_.active() || !pending_upload_ || removing) return;
     upload_ = *std::exchange(pending_upload_, std::nullopt);
     uploading_step_ = upload_.step;
     publishing_remote_ = false;

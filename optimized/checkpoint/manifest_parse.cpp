@@ -294,6 +294,11 @@ CheckpointManifest read_manifest_of(const std::filesystem::path& step_folder, Mi
   if (!std::filesystem::exists(file, error) && std::filesystem::exists(step_folder / "state.json", error)) {
     throw InputError(of_format_1((step_folder / "state.json").string()));
   }
+  // Reading a pipe would wait for ever.
+  const std::filesystem::file_status status = std::filesystem::status(file, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    throw InputError(fmt::format("{}: is no regular file", file.string()));
+  }
   return parse_manifest(read_text_file(file), file.string(), missing_hash);
 }
 

@@ -2,10 +2,15 @@
 #include "optimized/checkpoint/piece_reader.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "core/io/test_folder.h"
+#include "optimized/checkpoint/shard_writer.h"
 
 namespace tandem {
 namespace {
@@ -106,6 +111,41 @@ TEST(ConvertElements, RoundsToSixteenBitsByWayOfFp32) {
     convert_elements(dtype, std::as_bytes(std::span(bits)).data(), DType::f32, std::as_writable_bytes(std::span(back)).data(), 5);
     for (std::size_t i = 0; i < exact.size(); ++i) EXPECT_EQ(back[i], round_to(static_cast<float>(exact[i]), dtype));
   }
+}
+
+// Larger than what the writer keeps, in pieces that fit nothing.
+TEST(ShardWriter, HashesAndWritesEveryByteOfAFileOfManyPieces) {
+  const TestFolder folder;
+  std::vector<std::uint32_t> values(3'500'001);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::uint32_t>(i * 2654435761U);
+  const auto bytes = std::as_bytes(std::span(values));
+  const std::vector<TensorHeading> headings = {{"all", DType::i32, {std::ssize(values)}}};
+  ShardWriter writer(system_files(), folder / "shard.safetensors", headings);
+  constexpr std::size_t kSizes[] = {4, 5'000'003, 1, 4'194'304, 700'001};
+  std::size_t at = 0;
+  for (std::size_t i = 0; at < bytes.size(); ++i) {
+    const std::size_t size = std::min(kSizes[i % std::size(kSizes)], bytes.size() - at);
+    writer.write(bytes.subspan(at, size));
+    at += size;
+  }
+  const CheckpointFile file = writer.finish();
+  const std::string text = TestFolder::read(folder / "shard.safetensors");
+  EXPECT_EQ(file.bytes, std::ssize(text));
+  EXPECT_EQ(file.hash, hash128(std::as_bytes(std::span(text))));
+  ASSERT_GE(text.size(), bytes.size());
+  EXPECT_EQ(std::memcmp(text.data() + text.size() - bytes.size(), bytes.data(), bytes.size()), 0);
+}
+
+TEST(ShardWriter, RefusesMoreOrFewerBytesThanItAnnounced) {
+  const TestFolder folder;
+  const std::vector<TensorHeading> headings = {{"four", DType::u8, {4}}};
+  const std::vector<std::byte> bytes(5);
+  ShardWriter fewer(system_files(), folder / "fewer", headings);
+  fewer.write(std::span(bytes).first(3));
+  EXPECT_THROW((void)fewer.finish(), ContractError);
+  ShardWriter more(system_files(), folder / "more", headings);
+  more.write(bytes);
+  EXPECT_THROW((void)more.finish(), ContractError);
 }
 
 }  // namespace

@@ -75,6 +75,12 @@ fs::path reshard_checkpoint(const fs::path& from_step_folder, const fs::path& to
   info.config.plan = new_plan;
   const bool has_residuals =
       std::ranges::any_of(saved.files, [](const CheckpointFile& file) { return file.name.starts_with("residuals-"); });
+  std::error_code ignored;
+  if (has_residuals && fs::equivalent(from_step_folder.parent_path(), to_folder, ignored)) {
+    throw InputError(
+        fmt::format("{}: what compression had not sent yet would be lost for good in its own folder; give another one",
+                    from_step_folder.string()));
+  }
   if (has_residuals && options.note) {
     options.note("what compression had not sent yet is left behind: it belongs to the ranks of the old layout");
   }

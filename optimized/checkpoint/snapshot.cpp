@@ -80,7 +80,8 @@ std::vector<CheckpointPart> checkpoint_parts(const GptConfig& model, const Train
   return parts;
 }
 
-void Snapshot::prepare(const Engine& engine) {
+void Snapshot::reserve(const Engine& engine) {
+  if (memory_) return;
   const EngineOptions& options = engine.options();
   parts_ =
       checkpoint_parts(options.model, options.plan, options.optimizer.kind, engine.groups().rank(), engine.context().pitfalls);
@@ -94,7 +95,7 @@ void Snapshot::prepare(const Engine& engine) {
 }
 
 void Snapshot::take(Engine& engine) {
-  if (!memory_) prepare(engine);
+  reserve(engine);
   const bool aliases = engine.context().pitfalls.on(Pitfall::snapshot_aliases_live_state);
   live_.clear();
   const ParameterStore& store = engine.store();

@@ -36,6 +36,9 @@ struct CheckpointPart {
 /// A copy of what this rank stores, in host memory of its own that is kept from one time to the next.
 class Snapshot {
  public:
+  /// Takes and touches the memory that take() will need, which else the first of them does: fresh memory is slow, and what does
+  /// not fit is better known before the first step.
+  void reserve(const Engine& engine);
   /// Copies. Collective where gradients are compressed.
   void take(Engine& engine);
 
@@ -47,8 +50,6 @@ class Snapshot {
   [[nodiscard]] const MemoryLedger& ledger() const noexcept { return arena_.ledger(); }
 
  private:
-  void prepare(const Engine& engine);
-
   Arena arena_;
   Arena::Buffer memory_;
   std::vector<CheckpointPart> parts_;

@@ -192,6 +192,27 @@ TEST(Buckets, DealEachPlaceOnceAndGroupByLength) {
   }
 }
 
+/// Windows are kept by number and rows: whoever asks again, in any order or for other rows, gets what a source of its own would
+/// give.
+TEST(Buckets, NeverTakeAWindowForAnother) {
+  constexpr std::int64_t kBatches = 4;
+  const auto piece_at = [](std::int64_t place) { return Piece{place, 1 + place * 37 % 11}; };
+  const Buckets buckets(kBatches, 1, {});
+  CounterRng rng(2, "test order");
+  for (int i = 0; i < 500; ++i) {
+    // Near each other, so that some are found, and far apart, by powers of two too.
+    const auto near = static_cast<std::int64_t>(rng.next_below(3 * kBatches));
+    const std::int64_t step = near + (kBatches << rng.next_below(12)) * static_cast<std::int64_t>(rng.next_below(2));
+    const auto rows = static_cast<std::int64_t>(2 + rng.next_below(2));
+    const std::vector<Piece> found = buckets.batch(step, rows, piece_at);
+    const std::vector<Piece> expected = Buckets(kBatches, 1, {}).batch(step, rows, piece_at);
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t row = 0; row < expected.size(); ++row) {
+      ASSERT_EQ(found[row].first_token, expected[row].first_token) << "step " << step << " of " << rows << " rows";
+    }
+  }
+}
+
 TEST(Buckets, AreTheSameForThreadsThatAskAtOnce) {
   const Buckets buckets(4, 1, {}), alone(4, 1, {});
   const auto piece_at = [](std::int64_t place) { return Piece{place, 1 + place * 37 % 11}; };

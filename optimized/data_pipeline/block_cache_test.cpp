@@ -13,8 +13,6 @@
 
 #include "core/io/test_folder.h"
 #include "core/rng.h"
-#include "optimized/data_pipeline/prepare.h"
-#include "optimized/data_pipeline/remote_tokens.h"
 #include "optimized/storage/folder_store.h"
 #include "optimized/storage/scripted_store.h"
 
@@ -237,6 +235,28 @@ TEST_F(Caches, ADamagedFileIsFetchedAgain) {
   EXPECT_TRUE(disk_->get("x/00000000-100")) << "it is kept again";
 }
 
+/// Whole in itself, but under the name of another: the last block of the object, which is shorter.
+TEST_F(Caches, AFileOfAnotherLengthIsFetchedAgain) {
+  expect_bytes(*open(300), 1000, 50);
+  std::filesystem::rename(folder_ / "cache/x/00000010-100.block", folder_ / "cache/x/00000001-100.block");
+
+  const auto cache = open(300);
+  expect_bytes(*cache, 100, 100);
+
+  EXPECT_EQ(store_->counts().downloads, 1);
+}
+
+/// What would be fetched ahead could only take the place of the block that is being read.
+TEST_F(Caches, ReadNothingAheadWithRoomForOneBlock) {
+  for (int round = 0; round < 50; ++round) {
+    const auto cache = open(kBlock, 1 << 20, 2);
+    expect_bytes(*cache, 0, 2 * kBlock);
+    // Long enough for a thread to be seen at work in some round, if there is one.
+    for (int i = 0; i < 200; ++i) std::this_thread::yield();
+    EXPECT_EQ(cache->counts().read_ahead, 0);
+  }
+}
+
 TEST_F(Caches, AFullDiskIsNoReasonToStop) {
   const auto cache = open(300);
   {
@@ -253,106 +273,6 @@ TEST_F(Caches, RefuseAFolderThatCannotBeWritten) {
   EXPECT_SAYS(message_of<IoError>([&] { DiskCache cache(folder_ / "file" / "sub", 100); }),
               "cannot write to the folder for cached data, " + (folder_ / "file/sub").string() + ": Not a directory");
   EXPECT_SAYS(message_of<InputError>([&] { (void)open(99); }), "it must hold a block of 100 at least");
-}
-
-/// Prepared data, and the same in a store.
-class Remote : public testing::Test {
- protected:
-  Remote() {
-    CounterRng rng(5, "text");
-    std::string text;
-    for (int i = 0; i < 300; ++i) text += std::string(rng.next_below(40), static_cast<char>('a' + i % 26)) + "\n";
-    std::filesystem::create_directory(folder_ / "store");
-    prepare_data({folder_.write("text", text)}, "bytes", folder_ / "store/p", DocumentRule::line);
-  }
-  [[nodiscard]] RemoteTokens open() { return {store_, "p", {folder_ / "cache", 1 << 20, {kBlock, 1000, 0}}}; }
-
-  TestFolder folder_;
-  std::shared_ptr<ScriptedStore> store_ = std::make_shared<ScriptedStore>(std::make_shared<FolderStore>(folder_ / "store"));
-};
-
-TEST_F(Remote, TokensAreThoseOfTheDataOnThisMachine) {
-  const PreparedTokens local(folder_ / "store/p");
-  const RemoteTokens remote = open();
-
-  ASSERT_EQ(remote.num_tokens(), local.num_tokens());
-  ASSERT_EQ(remote.num_documents(), local.num_documents());
-  EXPECT_EQ(remote.vocabulary(), local.vocabulary());
-  EXPECT_EQ(remote.identity(), local.identity());
-  for (std::int64_t d = 0; d <= local.num_documents(); ++d) EXPECT_EQ(remote.document_begin(d), local.document_begin(d));
-  std::vector<std::int32_t> expected(static_cast<std::size_t>(local.num_tokens()));
-  std::vector<std::int32_t> tokens = expected;
-  local.read(0, expected);
-  remote.read(0, tokens);
-  EXPECT_EQ(tokens, expected);
-  EXPECT_EQ(tokenizer_of(*store_, "p")->name(), "bytes");
-  EXPECT_SAYS(describe(remote.cache_counts()), "cache: memory  0 of ");
-}
-
-TEST_F(Remote, ASecondRunFetchesNothingButTheDescription) {
-  std::vector<std::int32_t> tokens(1000);
-  open().read(0, tokens);
-  store_->set_script({});
-
-  const RemoteTokens again = open();
-  again.read(0, tokens);
-
-  EXPECT_EQ(store_->counts().downloads, 1) << "p.json";
-  EXPECT_EQ(again.cache_counts().fetches, 0);
-}
-
-TEST_F(Remote, CachedTokensAreThereWithoutTheStore) {
-  std::vector<std::int32_t> tokens(kBlock);
-  std::vector<std::int32_t> same(kBlock);
-  open().read(0, tokens);
-  store_->set_script(kDown);
-
-  const RemoteTokens remote = open();
-  remote.read(0, same);
-
-  EXPECT_EQ(same, tokens);
-  EXPECT_SAYS(remote.describe(), "the store was not reached");
-  EXPECT_THROW(remote.read(2000, same), StoreError);
-}
-
-TEST_F(Remote, OtherDataOfTheSameNameIsNotTakenForIt) {
-  std::vector<std::int32_t> tokens(3);
-  open().read(0, tokens);
-  prepare_data({folder_.write("other", "xyz")}, "bytes", folder_ / "store/p");
-
-  const RemoteTokens remote = open();
-  remote.read(0, tokens);
-
-  EXPECT_EQ(tokens, (std::vector<std::int32_t>{'x', 'y', 'z'}));
-}
-
-TEST_F(Remote, DamageIsOneClearLine) {
-  const auto refusal = [&] { return message_of<InputError>([&] { (void)open(); }); };
-  const std::string idx = TestFolder::read(folder_ / "store/p.idx");
-  std::string altered = idx;
-  altered[500] = static_cast<char>(altered[500] ^ 1);
-
-  folder_.write("store/p.idx", altered);
-  EXPECT_SAYS(refusal(), "bytes that are not those which p.json describes");
-  folder_.write("store/p.idx", idx);
-  std::filesystem::resize_file(folder_ / "store/p.bin", 70);
-  EXPECT_SAYS(refusal(), "has 70 bytes, by its .json it should have ");
-  std::filesystem::remove(folder_ / "store/p.bin");
-  EXPECT_SAYS(refusal(), "p.bin of ");
-  folder_.write("store/p.json", to_json({"bytes", 256, 0, "file", 1, 3, {1, 2}}));
-  EXPECT_SAYS(refusal(), "has no hash of its index (idx_xxh3_128); prepare the data again");
-  std::filesystem::remove(folder_ / "store/p.json");
-  EXPECT_FALSE(refusal().empty());
-}
-
-TEST(RemoteData, IsNamedByAnUrl) {
-  EXPECT_FALSE(parse_remote_data("data/p"));
-  EXPECT_EQ(parse_remote_data("s3://bucket/a/p")->store, "s3://bucket/a");
-  EXPECT_EQ(parse_remote_data("s3://bucket/p")->name, "p");
-  EXPECT_EQ(parse_remote_data("file:///a/b/p")->store, "file:///a/b");
-  EXPECT_SAYS(message_of<InputError>([] { (void)parse_remote_data("s3://bucket"); }),
-              "s3://bucket names no data: s3://BUCKET/PREFIX");
-  EXPECT_SAYS(message_of<InputError>([] { (void)parse_remote_data("file:///a/"); }), "file:///FOLDER/PREFIX is needed");
 }
 
 }  // namespace

@@ -127,6 +127,21 @@ void commit(SequenceWriter& out, const std::filesystem::path& prefix, DataManife
   manifest_file.commit();
 }
 
+/// What is written must have a name, and must not take the place of what is read.
+void require_own_files(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& prefix) {
+  const std::filesystem::path name = prefix.filename();
+  if (name.empty() || name == "." || name == "..") {
+    throw InputError(fmt::format("'{}' is no prefix for the names of files; name one, as in FOLDER/NAME", prefix.string()));
+  }
+  for (const std::filesystem::path& input : inputs) {
+    for (const std::filesystem::path& output : {bin_path(prefix), idx_path(prefix), manifest_path(prefix), model_path(prefix)}) {
+      std::error_code missing;
+      if (!std::filesystem::equivalent(input, output, missing)) continue;
+      throw InputError(fmt::format("{} is an input, and would be overwritten; choose another prefix", output.string()));
+    }
+  }
+}
+
 /// True for token files of llm.c, false for text.
 bool are_llmc(const std::vector<std::filesystem::path>& inputs, std::string_view tokenizer) {
   const auto other = std::find_if_not(inputs.begin(), inputs.end(), &LlmcTokens::is_one);
@@ -153,6 +168,7 @@ void prepare_llmc(const std::vector<std::filesystem::path>& inputs, const std::f
       out.add(tokens.stored().subspan(static_cast<std::size_t>(begin) * 2, static_cast<std::size_t>(count) * 2), {&piece, 1});
     }
   }
+  if (out.writer().num_documents() == 0) throw InputError(fmt::format("{} has no tokens", inputs.front().string()));
   commit(out, prefix, {LlmcTokens::kTokenizer, LlmcTokens::kVocabulary, LlmcTokens::kEndOfText, kEndOfTextRule, 0, 0, {}}, {});
 }
 
@@ -235,6 +251,7 @@ DataSummary inspect_prepared(const std::filesystem::path& prefix) {
 
 DataSummary prepare_data(const std::vector<std::filesystem::path>& inputs, std::string_view tokenizer_name,
                          const std::filesystem::path& prefix, DocumentRule rule, const PrepareOptions& options) {
+  require_own_files(inputs, prefix);
   if (are_llmc(inputs, tokenizer_name)) {
     prepare_llmc(inputs, prefix, options);
     return inspect_data(prefix);
@@ -249,7 +266,8 @@ DataSummary prepare_data(const std::vector<std::filesystem::path>& inputs, std::
 }
 
 DataSummary inspect_data(const std::filesystem::path& prefix) {
-  return LlmcTokens::is_one(prefix) ? inspect_llmc(prefix) : inspect_prepared(prefix);
+  if (LlmcTokens::is_one(prefix)) return inspect_llmc(prefix);
+  return inspect_prepared(std::filesystem::exists(idx_path(prefix)) ? prefix : prepared_prefix(prefix));
 }
 
 }  // namespace tandem

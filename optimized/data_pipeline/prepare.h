@@ -53,14 +53,16 @@ struct PrepareOptions {
 /// used.
 ///
 /// Throws InputError where an input does not exist, is a directory, is empty, is not UTF-8 text (with the offset of the first bad
-/// byte) or has no document, and where the tokenizer is unknown, the first of them in the order of the inputs; IoError, with
-/// path, bytes and reason, where the output cannot be written. Nothing is left behind then.
+/// byte), has no document or is itself one of the files to be written, and where the tokenizer is unknown, the first of them in
+/// the order of the inputs; IoError, with path, bytes and reason, where the output cannot be written. Nothing is left behind
+/// then, nor where `progress` throws, which stops the work.
 DataSummary prepare_data(const std::vector<std::filesystem::path>& inputs, std::string_view tokenizer,
                          const std::filesystem::path& prefix, DocumentRule rule = DocumentRule::file,
                          const PrepareOptions& options = {});
 
-/// Reads the whole of a prepared data set, or of a token file of llm.c, and checks it: structure, every token against the
-/// vocabulary, and the hash of the .bin against PREFIX.json where that exists. Throws InputError naming what does not fit.
+/// Reads the whole of a prepared data set (`prefix`, or one of its two files), or of a token file of llm.c, and checks it:
+/// structure, every token against the vocabulary, and the hash of the .bin against PREFIX.json where that exists. Throws
+/// InputError naming what does not fit.
 [[nodiscard]] DataSummary inspect_data(const std::filesystem::path& prefix);
 
 }  // namespace tandem

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/data_pipeline/prepare.h"
 
+#include <stdexcept>
+
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "core/io/indexed_dataset.h"
@@ -134,6 +137,68 @@ TEST(PrepareData, KeepsTheOldDataWhenTheDiskIsFull) {
     EXPECT_EQ(inspect_data(folder / "p").tokens, 4);
     EXPECT_EQ(folder.num_files(), 5U);
   }
+}
+
+/// Above all a token file of llm.c, x.bin, that is made a pair named x.
+TEST(PrepareData, NeverWritesOverItsInputs) {
+  const TestFolder folder;
+  for (const char* const name : {"p.bin", "p.idx", "p.json", "p.model"}) {
+    const auto input = folder.write(name, "text");
+    std::filesystem::create_symlink(input, folder / "link");
+
+    EXPECT_SAYS(refusal(folder, {folder / "link"}), fmt::format("{} is an input, and would be overwritten", name));
+    EXPECT_EQ(TestFolder::read(input), "text");
+    EXPECT_EQ(folder.num_files(), 2U);
+    std::filesystem::remove(folder / "link");
+    std::filesystem::remove(input);
+  }
+}
+
+TEST(PrepareData, NeedsANameForItsFiles) {
+  const TestFolder folder;
+  const auto text = folder.write("a", "text");
+  for (const std::filesystem::path& prefix : {std::filesystem::path(), folder / "", folder / "."}) {
+    EXPECT_SAYS(message_of<InputError>([&] { prepare_data({text}, "bytes", prefix); }), "is no prefix for the names of files");
+  }
+  EXPECT_EQ(folder.num_files(), 1U);
+}
+
+TEST(PrepareData, KeepsTheOldDataWhenItIsStopped) {
+  const TestFolder folder;
+  prepare_data({folder.write("a", "old")}, "bytes", folder / "p");
+  const auto text = folder.write("b", std::string(1000, 'b'));
+  for (const int threads : {1, 3}) {
+    PrepareOptions options;
+    options.threads = threads;
+    options.chunk_bytes = 10;
+    options.progress = [](const PrepareProgress& progress) {
+      if (progress.text_bytes > 300) throw std::runtime_error("stop");
+    };
+
+    EXPECT_THROW(prepare_data({text}, "bytes", folder / "p", DocumentRule::file, options), std::runtime_error);
+
+    EXPECT_EQ(inspect_data(folder / "p").tokens, 4);
+    EXPECT_EQ(folder.num_files(), 5U);
+  }
+}
+
+TEST(InspectData, TakesTheNameOfAFile) {
+  const TestFolder folder;
+  prepare_data({folder.write("a", "hello")}, "bytes", folder / "p");
+
+  EXPECT_EQ(inspect_data(folder / "p.idx").tokens, 6);
+  EXPECT_EQ(inspect_data(folder / "p.bin").tokens, 6);
+}
+
+TEST(InspectData, SaysWhereANegativeTokenIs) {
+  const TestFolder folder;
+  IndexedDatasetWriter writer(folder / "p", DType::i32);
+  writer.add_sequence(std::vector<std::int32_t>{7, 2, 3, 4});
+  writer.end_document();
+  writer.commit();
+  folder.write("p.bin", "\1\0\0\0\1\0\0\0\xFE\xFF\xFF\xFF\1\0\0\0"s);
+
+  EXPECT_SAYS(message_of<InputError>([&] { (void)inspect_data(folder / "p"); }), "p.bin has token -2 at 2");
 }
 
 TEST(InspectData, FindsAnAlteredToken) {

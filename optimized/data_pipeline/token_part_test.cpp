@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "optimized/data_pipeline/text_source.h"
 
 namespace tandem {
 namespace {
@@ -109,6 +110,22 @@ TEST(TokenPart, SplitsFewDocumentsByPosition) {
   EXPECT_EQ(read(training, 8, 6).begins, (std::vector<std::uint8_t>{0, 0, 1, 0, 0, 0}));
   EXPECT_EQ(read(validation, 0, 6).tokens, (std::vector<std::int32_t>{14, 15, 16, 17, 18, 19}));
   EXPECT_EQ(read(validation, 0, 6).begins, std::vector<std::uint8_t>(6, 0));
+}
+
+TEST(TextSource, HoldsOutRowsBeyondTheRangeOf32Bits) {
+  constexpr std::int64_t kDocument = std::int64_t{1} << 40, kRows = 2, kSequence = 8;
+  const auto store = std::make_shared<VirtualTokens>(4, kDocument);
+  for (const Batching batching : {Batching::stream, Batching::padded}) {
+    const TextSource source(store, {.sequence = kSequence, .validation_fraction = 0.25, .batching = batching});
+    for (const std::int64_t index : {std::int64_t{3}, std::int64_t{1} << 33, kDocument / kSequence / kRows - 2}) {
+      const std::optional<Batch> batch = source.validation_batch(index, kRows);
+      ASSERT_TRUE(batch);
+      const std::int64_t first = 3 * kDocument + index * kRows * kSequence;  // the last of 4 documents is held out
+      for (std::int64_t i = 0; i < kRows * kSequence; ++i) {
+        EXPECT_EQ(batch->ids[static_cast<std::size_t>(i)], (first + i) % 251) << name(batching) << ", batch " << index;
+      }
+    }
+  }
 }
 
 TEST(TokenPart, RefusesTokensBeyondItsEnd) {

@@ -21,7 +21,10 @@ std::int32_t largest_token(const IndexedDataset& dataset) {
     block.resize(static_cast<std::size_t>(std::min(kBlockTokens, dataset.num_tokens() - first)));
     dataset.read(first, block);
     const auto [low, high] = std::minmax_element(block.begin(), block.end());
-    if (*low < 0) throw InputError(fmt::format("token {} near position {} is negative", *low, first));
+    if (*low < 0) {
+      throw InputError(
+          fmt::format("{} has token {} at {}; tokens are not negative", dataset.bin(), *low, first + (low - block.begin())));
+    }
     largest = std::max(largest, *high);
   }
   return largest;

@@ -127,6 +127,8 @@ void FolderStore::put_file(const std::string& key, const fs::path& file) {
 
 std::vector<std::byte> FolderStore::get(const std::string& key) const {
   const std::optional<ObjectInfo> info = find(key);
+  // A disk that is not mounted is a store that is not reached.
+  if (std::error_code error; !info && !fs::is_directory(root_, error)) refuse("read", key, "the folder does not exist");
   if (!info) throw InputError(fmt::format("{}: there is no '{}'", describe(), key));
   return get_range(key, {0, info->bytes});
 }
