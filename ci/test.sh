@@ -49,6 +49,7 @@ say "Checking the tree"
 run_check includes_self_test python3 ci/check_includes.py --self-test
 run_check includes python3 ci/check_includes.py
 run_check count_self_test python3 ci/count_tests.py --self-test
+run_check unity_self_test python3 cmake/unity.py --self-test
 run_check tree_self_test python3 ci/check_tree.py --self-test
 run_check tree python3 ci/check_tree.py
 run_check documents python3 ci/check_docs.py

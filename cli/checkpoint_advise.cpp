@@ -3,7 +3,6 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
-#include <sstream>
 #include <vector>
 
 #include <fmt/format.h>
@@ -12,8 +11,9 @@
 #include "cli/checkpoint_command.h"
 #include "cli/output.h"
 #include "core/checkpoint_interval.h"
-#include "core/io/atomic_file.h"
+#include "harness/measurement.h"
 #include "harness/text_table.h"
+#include "optimized/checkpoint/timings.h"
 
 namespace tandem {
 namespace {
@@ -40,39 +40,22 @@ struct Measured {
   double step_seconds = -1;
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
-// FOLDER/timings.jsonl, which training writes beside its checkpoints: one line for each.
-Measured read_timings(const std::filesystem::path& folder) {
-  const std::filesystem::path file = folder / "timings.jsonl";
-  std::istringstream lines(read_text_file(file));
+Measured measured_in(const std::filesystem::path& folder) {
   std::vector<double> save, background, step;
-  std::string text;
-  for (int number = 1; std::getline(lines, text); ++number) {
-    // A run that was killed may have left half a line.
-    const nlohmann::json line = nlohmann::json::parse(text, nullptr, false);
-    if (line.is_discarded()) continue;
-    try {
-      // At the advised interval no checkpoint waits for the one before.
-      save.push_back(line.at("blocking_seconds").get<double>() - line.at("waiting_seconds").get<double>());
-      background.push_back(line.at("writing_seconds").get<double>() + line.at("uploading_seconds").get<double>());
-      step.push_back(line.at("step_seconds").get<double>());
-    } catch (const nlohmann::json::exception& error) {
-      throw InputError(fmt::format("{}, line {}: {}", file.string(), number, error.what()));
-    }
+  for (const auto& [times, step_seconds] : read_timings(folder)) {
+    // At the advised interval no checkpoint waits for the one before.
+    save.push_back(times.blocking_seconds - times.waiting_seconds);
+    background.push_back(times.writing_seconds + times.uploading_seconds);
+    step.push_back(step_seconds);
   }
-  if (save.empty()) throw InputError(fmt::format("{}: no checkpoint was timed; give --save-seconds", file.string()));
-  return {save.size(), median(save), median(background), median(step)};
+  if (save.empty()) throw InputError(fmt::format("{}: no checkpoint was timed; give --save-seconds", folder.string()));
+  return {save.size(), summarise(save).median, summarise(background).median, summarise(step).median};
 }
 
 Measured measured_for(const AdviseArguments& arguments) {
   Measured measured;
   if (!arguments.folder.empty() && (arguments.save_seconds < 0 || arguments.step_seconds < 0)) {
-    measured = read_timings(arguments.folder);
+    measured = measured_in(arguments.folder);
   }
   if (arguments.save_seconds >= 0) {
     measured.save_seconds = arguments.save_seconds;

@@ -123,6 +123,13 @@ class CommandLine(unittest.TestCase):
     def test_heads_that_do_not_divide(self):
         self.refused("train", "--set", "heads=5", says=["heads is 5", "hidden 64"])
 
+    def test_an_empty_folder_is_none(self):
+        self.refused("train", "--steps", "1", "--out", "", says=["--out", "empty"])
+        self.refused("train", "--resume", "", says=["--resume", "empty"])
+
+    def test_a_second_place_needs_a_first(self):
+        self.refused("train", "--steps", "1", "--store", self.path("store"), says=["--store", "--out"])
+
     def test_more_ranks_than_rows(self):
         self.refused("train", "--set", "data=9", "--set", "rows=8", says=["data is 9", "8 rows"])
 
@@ -251,6 +258,8 @@ class CommandLine(unittest.TestCase):
         for setting in ("layers=2", "heads=1", "tied=false"):
             self.refused("train", "--resume", out, "--steps", "9", "--set", setting, says=["--resume", "model"])
         self.refused("train", "--resume", out, "--steps", "9", "--set", "optimizer=sgd", says=["--resume", "optimizer"])
+        self.refused("train", "--resume", out, "--steps", "9", "--set", "rows=6", says=["--resume", "rows", "place in the data"])
+        self.refused("train", "--resume", out, "--steps", "9", "--set", "seed=77", says=["other data", "--data"])
         said = self.run_tandem("generate", "--checkpoint", out, "--prompt", "the ", "--tokens", "9")
         self.assertEqual(said.returncode, 0, said.stderr)
         self.assertTrue(said.stdout.startswith("the "))

@@ -13,7 +13,7 @@
 #include "optimized/checkpoint/catalogue.h"
 #include "optimized/checkpoint/load.h"
 #include "optimized/comm/world.h"
-#include "optimized/hybrid_parallel/whole_tensors.h"
+#include "optimized/engine/parameter_store.h"
 #include "optimized/machine.h"
 #include "reference/optimizer.h"
 #include "suites/one_step.h"

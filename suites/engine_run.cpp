@@ -16,7 +16,7 @@
 #include "optimized/comm/exchange.h"
 #include "optimized/comm/world.h"
 #include "optimized/context_parallel/zigzag.h"
-#include "optimized/hybrid_parallel/whole_tensors.h"
+#include "optimized/engine/parameter_store.h"
 #include "optimized/machine.h"
 #include "suites/benefits.h"
 #include "suites/evidence_bytes.h"

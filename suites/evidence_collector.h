@@ -10,7 +10,6 @@
 
 #include "harness/evidence.h"
 #include "optimized/engine/engine.h"
-#include "optimized/hybrid_parallel/whole_tensors.h"
 #include "suites/pair.h"
 
 namespace tandem {

@@ -7,7 +7,6 @@
 
 #include "optimized/comm/world.h"
 #include "optimized/engine/engine.h"
-#include "optimized/hybrid_parallel/whole_tensors.h"
 #include "optimized/machine.h"
 #include "reference/training.h"
 

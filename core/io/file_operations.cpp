@@ -88,22 +88,59 @@ FileOperations& system_files() {
   return files;
 }
 
-void replace_file(FileOperations& files, const fs::path& path, std::span<const std::byte> text) {
-  const fs::path beside = path.string() + ".unfinished";
-  files.remove(beside);
-  const int descriptor = files.create(beside);
+void write_new_file(FileOperations& files, const fs::path& file, const std::function<void(const ByteWriter&)>& fill) {
+  const int descriptor = files.create(file);
   try {
-    files.write(descriptor, beside, text);
-    files.sync(descriptor, beside);
+    fill([&](std::span<const std::byte> bytes) { files.write(descriptor, file, bytes); });
+    files.sync(descriptor, file);
   } catch (...) {
     ::close(descriptor);
+    throw;
+  }
+  files.close(descriptor, file);
+}
+
+void write_new_file(FileOperations& files, const fs::path& file, std::span<const std::byte> bytes) {
+  write_new_file(files, file, [&](const ByteWriter& write) { write(bytes); });
+}
+
+void replace_file(FileOperations& files, const fs::path& path, std::span<const std::byte> bytes) {
+  const fs::path beside = path.string() + ".unfinished";
+  files.remove(beside);
+  try {
+    write_new_file(files, beside, bytes);
+  } catch (...) {
     std::error_code ignored;
     fs::remove(beside, ignored);
     throw;
   }
-  files.close(descriptor, beside);
   files.rename(beside, path);
   files.sync_folder(path.parent_path());
+}
+
+void make_folders(FileOperations& files, const fs::path& folder) {
+  std::error_code ignored;
+  if (folder.empty() || fs::is_directory(folder, ignored)) return;
+  make_folders(files, folder.parent_path());
+  files.make_folder(folder);
+  files.sync_folder(folder.parent_path());
+}
+
+fs::path replace_folder(FileOperations& files, const fs::path& whole, const fs::path& target) {
+  std::error_code ignored;
+  fs::path old;
+  if (!fs::exists(fs::symlink_status(target, ignored))) {
+    files.rename(whole, target);
+  } else if (files.exchange(whole, target)) {
+    old = whole;
+  } else {
+    old = target.string() + ".replaced";
+    files.remove(old);
+    files.rename(target, old);
+    files.rename(whole, target);
+  }
+  files.sync_folder(target.parent_path());
+  return old;
 }
 
 }  // namespace tandem

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <span>
 
 namespace tandem {
@@ -40,7 +41,21 @@ class FileOperations {
 /// Those of the operating system.
 [[nodiscard]] FileOperations& system_files();
 
-/// `text` as the file `path`: written beside it, made durable, renamed over it, the name made durable.
-void replace_file(FileOperations& files, const std::filesystem::path& path, std::span<const std::byte> text);
+/// A new file with what `fill` hands to its argument, piece by piece; durable on return, its name is not. May leave a part where
+/// it throws: IoError, and what `fill` throws.
+using ByteWriter = std::function<void(std::span<const std::byte>)>;
+void write_new_file(FileOperations& files, const std::filesystem::path& file, const std::function<void(const ByteWriter&)>& fill);
+void write_new_file(FileOperations& files, const std::filesystem::path& file, std::span<const std::byte> bytes);
+
+/// `bytes` as the file `path`: written beside it, made durable, renamed over it, the name made durable.
+void replace_file(FileOperations& files, const std::filesystem::path& path, std::span<const std::byte> bytes);
+
+/// The folder and those above it, as far as they do not exist, with durable names. Any number of threads and processes may do so.
+void make_folders(FileOperations& files, const std::filesystem::path& folder);
+
+/// Gives `whole` the name `target`, and makes the name durable. A folder that has the name makes way in the same moment or, on a
+/// file system that cannot swap, just before. Returns where that one lies now, for the caller to remove; empty: there was none.
+[[nodiscard]] std::filesystem::path replace_folder(FileOperations& files, const std::filesystem::path& whole,
+                                                   const std::filesystem::path& target);
 
 }  // namespace tandem

@@ -23,31 +23,16 @@ struct PhaseOutcome {
   std::string folder;                 ///< that it published
   std::string note;                   ///< what went wrong without costing the checkpoint
   double seconds = 0;
-
-  template <class Archive>
-  void save(Archive& archive) const {
-    std::vector<std::string> names;
-    std::vector<std::int64_t> sizes;
-    std::vector<std::uint64_t> hashes;
-    for (const CheckpointFile& file : files) {
-      names.push_back(file.name);
-      sizes.push_back(file.bytes);
-      hashes.insert(hashes.end(), {file.hash.high, file.hash.low});
-    }
-    archive(error, names, sizes, hashes, folder, note, seconds);
-  }
-  template <class Archive>
-  void load(Archive& archive) {
-    std::vector<std::string> names;
-    std::vector<std::int64_t> sizes;
-    std::vector<std::uint64_t> hashes;
-    archive(error, names, sizes, hashes, folder, note, seconds);
-    files.clear();
-    for (std::size_t i = 0; i < names.size(); ++i) {
-      files.push_back({names[i], sizes.at(i), {hashes.at(2 * i), hashes.at(2 * i + 1)}});
-    }
-  }
 };
+
+template <class Archive>
+void serialize(Archive& archive, CheckpointFile& file) {
+  archive(file.name, file.bytes, file.hash.high, file.hash.low);
+}
+template <class Archive>
+void serialize(Archive& archive, PhaseOutcome& outcome) {
+  archive(outcome.error, outcome.files, outcome.folder, outcome.note, outcome.seconds);
+}
 
 /// Work that goes on beside training on every rank of a world, one phase at a time: a phase is over when it is over on all ranks,
 /// and then all of them know what each came to. No rank ever waits for another one's disk.

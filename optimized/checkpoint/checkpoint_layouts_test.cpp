@@ -8,7 +8,7 @@
 #include "optimized/checkpoint/checkpoint_test_support.h"
 #include "optimized/checkpoint/publish.h"
 #include "optimized/checkpoint/reshard.h"
-#include "optimized/hybrid_parallel/whole_tensors.h"
+#include "optimized/engine/parameter_store.h"
 #include "reference/checkpoint.h"
 #include "reference/training.h"
 

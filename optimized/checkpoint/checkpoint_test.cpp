@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/checkpoint/checkpoint.h"
 
+#include <fstream>
 #include <limits>
+#include <memory>
 
 #include <gtest/gtest.h>
 
 #include "optimized/checkpoint/checkpoint_test_support.h"
+#include "optimized/checkpoint/publish.h"
+#include "optimized/checkpoint/timings.h"
+#include "optimized/storage/folder_store.h"
+#include "optimized/storage/scripted_store.h"
 
 namespace tandem {
 namespace {
@@ -231,6 +237,64 @@ TEST(Checkpoint, GivesBackTheNumberOfSkippedSteps) {
     load_checkpoint(step_folder, read_checkpoint_info(step_folder), engine);
     EXPECT_EQ(engine.loss_scaler().state().skipped_steps, 1);
   });
+}
+
+TEST(Checkpointer, IsSafeOnceItIsOnEveryTierAndTimesThat) {
+  const TestFolder folder;
+  const RunConfig config = tiny_config({.data = 2});
+  const auto store = std::make_shared<ScriptedStore>(std::make_shared<FolderStore>(folder / "store"), StoreScript{});
+  store->set_script({.down = {0, StoreScript::kForEver}});
+  with_engines(config, [&](Engine& engine) {
+    Checkpointer checkpointer({.folder = folder / "run", .store = store}, engine);
+    EXPECT_TRUE(checkpointer.last_is_safe());
+    checkpointer.save({config, 1, "synthetic", ""});
+    EXPECT_FALSE(checkpointer.last_is_safe());
+    checkpointer.finish();
+    EXPECT_FALSE(checkpointer.last_is_safe());
+    EXPECT_EQ(checkpointer.problems().size(), 1U);
+    EXPECT_TRUE(checkpointer.times().back().published && checkpointer.times().back().ended);
+    engine.groups().world().barrier();
+    if (engine.groups().rank() == 0) store->set_script({});
+    engine.groups().world().barrier();
+    checkpointer.save({config, 2, "synthetic", ""});
+    checkpointer.finish();
+    EXPECT_TRUE(checkpointer.last_is_safe());
+    EXPECT_GT(checkpointer.times().back().uploading_seconds, 0);
+    EXPECT_EQ(checkpointer.problems().size(), 1U);
+  });
+}
+
+TEST(Publish, RefusesWhereAFileOfARankIsNotThereOrTooShort) {
+  const TestFolder folder;
+  save_trained(tiny_config({.data = 2}), folder.path());
+  const fs::path whole = find_checkpoint(folder.path());
+  const fs::path unfinished = unfinished_folder(folder.path(), 2);
+  const CheckpointManifest manifest = read_manifest_of(whole);
+  fs::rename(whole, unfinished);
+  fs::remove(unfinished / kManifestName);
+  const auto refusal = [&] {
+    return message_of<IoError>([&] { (void)publish_checkpoint(system_files(), manifest, {.folder = folder.path()}); });
+  };
+  const fs::path shard = unfinished / shard_name(1);
+  fs::resize_file(shard, fs::file_size(shard) - 1);
+  EXPECT_NE(refusal().find("were written"), std::string::npos) << refusal();
+  fs::remove(shard);
+  EXPECT_NE(refusal().find("the same file system"), std::string::npos) << refusal();
+  EXPECT_FALSE(fs::exists(whole));
+}
+
+TEST(Timings, GiveBackWhatWasWrittenAndPassOverTornLines) {
+  const TestFolder folder;
+  append_timings(folder.path(), {{.step = 3, .total_bytes = 40, .blocking_seconds = 0.1, .uploading_seconds = 1e-9}, 0.25});
+  std::ofstream(folder / "timings.jsonl", std::ios::app) << "{\"step\": 4, \"by\n";
+  append_timings(folder.path(), {{.step = 5}, 0.5});
+  const std::vector<TimedCheckpoint> read = read_timings(folder.path());
+  ASSERT_EQ(read.size(), 2U);
+  EXPECT_EQ(read[0].times.step, 3);
+  EXPECT_EQ(read[0].times.total_bytes, 40);
+  EXPECT_EQ(read[0].times.blocking_seconds, 0.1);
+  EXPECT_EQ(read[0].times.uploading_seconds, 1e-9);
+  EXPECT_EQ(read[1].step_seconds, 0.5);
 }
 
 TEST(CheckpointCatalogue, NamesOfStepFoldersAreRead) {

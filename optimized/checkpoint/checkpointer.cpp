@@ -2,10 +2,7 @@
 #include "optimized/checkpoint/checkpointer.h"
 
 #include <atomic>
-#include <cerrno>
 #include <chrono>
-#include <fstream>
-#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
@@ -81,17 +78,6 @@ double slowest(const std::vector<PhaseOutcome>& outcomes) {
 }
 
 }  // namespace
-
-void append_timings(const fs::path& folder, const CheckpointTimes& times, double step_seconds) {
-  std::ofstream file(folder / "timings.jsonl", std::ios::app);
-  file << fmt::format(R"({{"step": {}, "bytes": {}, "blocking_seconds": {}, "waiting_seconds": {}, "writing_seconds": {}, )"
-                      R"("uploading_seconds": {}, "step_seconds": {}}})"
-                      "\n",
-                      times.step, times.total_bytes, times.blocking_seconds, times.waiting_seconds, times.writing_seconds,
-                      times.uploading_seconds, step_seconds);
-  if (file.flush()) return;
-  throw IoError(fmt::format("cannot write {}: {}", (folder / "timings.jsonl").string(), std::generic_category().message(errno)));
-}
 
 class Checkpointer::State {
  public:
@@ -237,6 +223,9 @@ class Checkpointer::State {
   }
 
   void end_writing(const PhaseOutcome& published, const std::string& error) {
+    CheckpointTimes& times = times_.back();
+    times.published = error.empty();
+    times.ended = !times.published || options_.store == nullptr;
     if (!error.empty()) {
       problems_.push_back(fmt::format("the checkpoint of step {} could not be written: {}", info_.next_step, error));
       return;
@@ -246,6 +235,7 @@ class Checkpointer::State {
     last_is_safe_ = options_.store == nullptr && info_.next_step == last_saved_;
     if (options_.store == nullptr) return;
     if (pending_upload_) {
+      times_[pending_upload_->times].ended = true;
       problems_.push_back(fmt::format("step {} was not uploaded to {}: the next one came before its turn; save less often",
                                       pending_upload_->step, options_.store->describe()));
     }
@@ -287,6 +277,7 @@ class Checkpointer::State {
     }
     if (publishing_remote_ || !error.empty()) {
       last_is_safe_ = error.empty() && upload_.step == last_saved_;
+      times_[upload_.times].ended = true;
       uploading_step_.reset();
       return;
     }

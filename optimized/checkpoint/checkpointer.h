@@ -32,11 +32,9 @@ struct CheckpointTimes {
   double waiting_seconds = 0;    ///< of these, for the one before
   double writing_seconds = 0;    ///< files and their syncs in the background, of the slowest rank
   double uploading_seconds = 0;  ///< to the store, of the slowest rank
+  bool published = false;        ///< in the folder
+  bool ended = false;            ///< nothing more is done about it: it is on every tier, or was given up
 };
-
-/// One line of JSON with these and `step_seconds`, a usual step's, is added to FOLDER/timings.jsonl: what `tandem checkpoint
-/// advise` reads. Throws IoError.
-void append_timings(const std::filesystem::path& folder, const CheckpointTimes& times, double step_seconds);
 
 /// Writes checkpoints of one rank's engine while training goes on (docs/techniques/checkpoint.md):
 ///

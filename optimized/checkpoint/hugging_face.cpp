@@ -53,11 +53,8 @@ std::string config_json(const GptConfig& model, DType dtype) {
   return config.dump(2) + "\n";
 }
 
-void write_new_file(FileOperations& files, const fs::path& path, const std::string& text) {
-  const int descriptor = files.create(path);
-  files.write(descriptor, path, std::as_bytes(std::span(text)));
-  files.sync(descriptor, path);
-  files.close(descriptor, path);
+void write_text(FileOperations& files, const fs::path& path, const std::string& text) {
+  write_new_file(files, path, std::as_bytes(std::span(text)));
 }
 
 void write_values(ShardWriter& writer, const std::vector<float>& values, DType dtype, const std::string& name) {
@@ -124,7 +121,7 @@ HuggingFaceSummary write_files(const fs::path& step_folder, const CheckpointMani
   if (dealt.size() > 1) {
     const std::int64_t total = summary.parameters * static_cast<std::int64_t>(size_bytes(options.dtype));
     const Json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
-    write_new_file(files, folder / "model.safetensors.index.json", index.dump(2) + "\n");
+    write_text(files, folder / "model.safetensors.index.json", index.dump(2) + "\n");
   }
   return summary;
 }
@@ -156,7 +153,7 @@ HuggingFaceSummary export_hugging_face(const fs::path& step_folder, const fs::pa
   files.make_folder(beside);
   try {
     const HuggingFaceSummary summary = write_files(step_folder, manifest, beside, options, files);
-    write_new_file(files, beside / "config.json", config_json(model, options.dtype));
+    write_text(files, beside / "config.json", config_json(model, options.dtype));
     files.sync_folder(beside);
     files.rename(beside, out);
     files.sync_folder(out.parent_path());

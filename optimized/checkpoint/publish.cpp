@@ -39,31 +39,6 @@ void remove_strangers(FileOperations& files, const fs::path& unfinished, const C
   }
 }
 
-void write_new(FileOperations& files, const fs::path& path, const std::string& text, bool durable) {
-  const int descriptor = files.create(path);
-  try {
-    files.write(descriptor, path, bytes_of(text));
-    if (durable) files.sync(descriptor, path);
-  } catch (...) {
-    files.close(descriptor, path);
-    throw;
-  }
-  files.close(descriptor, path);
-}
-
-// An older folder of this step makes way in the same moment, or, on a file system that cannot do that, just before.
-void give_name(FileOperations& files, const fs::path& unfinished, const fs::path& complete) {
-  if (!fs::exists(complete)) {
-    files.rename(unfinished, complete);
-  } else if (!files.exchange(unfinished, complete)) {
-    const fs::path replaced = complete.string() + ".replaced";
-    files.remove(replaced);
-    files.rename(complete, replaced);
-    files.rename(unfinished, complete);
-  }
-  files.sync_folder(complete.parent_path());
-}
-
 // Of runs that ended in the middle, and of a step that was replaced.
 void remove_leftovers(FileOperations& files, const fs::path& folder) {
   std::vector<fs::path> leftovers;
@@ -107,11 +82,7 @@ fs::path unfinished_folder(const fs::path& folder, std::int64_t step) {
 }
 
 fs::path make_unfinished_folder(FileOperations& files, const fs::path& folder, std::int64_t step) {
-  fs::path above;
-  for (const fs::path& part : folder) {
-    above /= part;
-    if (!above.empty() && !fs::exists(above)) files.make_folder(above);
-  }
+  make_folders(files, folder);
   fs::path unfinished = unfinished_folder(folder, step);
   files.make_folder(unfinished);
   return unfinished;
@@ -155,10 +126,16 @@ void name_checkpoint(FileOperations& files, const CheckpointManifest& manifest, 
   if (pitfalls.on(Pitfall::last_good_checkpoint_pruned)) {
     for (const CheckpointEntry& entry : list_checkpoints(options.folder)) files.remove(entry.folder);
   }
-  write_new(files, unfinished / kManifestName, to_json(manifest), !in_place);
-  if (in_place) return;
+  const std::string text = to_json(manifest);
+  if (in_place) {
+    const int descriptor = files.create(unfinished / kManifestName);
+    files.write(descriptor, unfinished / kManifestName, bytes_of(text));
+    files.close(descriptor, unfinished / kManifestName);
+    return;
+  }
+  write_new_file(files, unfinished / kManifestName, bytes_of(text));
   files.sync_folder(unfinished);
-  give_name(files, unfinished, complete);
+  (void)replace_folder(files, unfinished, complete);  // an older one is a leftover now
 }
 
 }  // namespace

@@ -13,7 +13,6 @@
 #include "core/shard.h"
 #include "optimized/checkpoint/residuals.h"
 #include "optimized/engine/engine.h"
-#include "optimized/hybrid_parallel/whole_tensors.h"
 #include "optimized/memory/arena.h"
 
 namespace tandem {
@@ -47,7 +46,6 @@ class Snapshot {
   [[nodiscard]] std::int64_t size_bytes() const noexcept { return size_bytes_; }
   /// What compression has left over on this rank; no tensors: nothing.
   [[nodiscard]] const ResidualSnapshot& residuals() const noexcept { return residuals_; }
-  [[nodiscard]] const MemoryLedger& ledger() const noexcept { return arena_.ledger(); }
 
  private:
   Arena arena_;

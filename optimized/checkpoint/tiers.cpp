@@ -77,29 +77,6 @@ void move_latest(ObjectStore& store, const std::string& name) {
   store.put(kLatest, std::as_bytes(std::span(line)));
 }
 
-void make_folders(FileOperations& files, const fs::path& folder) {
-  std::error_code ignored;
-  if (folder.empty() || fs::is_directory(folder, ignored)) return;
-  make_folders(files, folder.parent_path());
-  files.make_folder(folder);
-}
-
-// The step folder appears whole: what has its name gives way in the same moment, or, where the file system cannot swap, before.
-void give_name(FileOperations& files, const fs::path& whole, const fs::path& target) {
-  std::error_code ignored;
-  if (fs::exists(fs::symlink_status(target, ignored))) {
-    if (files.exchange(whole, target)) {
-      files.remove(whole);
-    } else {
-      files.remove(target);
-      files.rename(whole, target);
-    }
-  } else {
-    files.rename(whole, target);
-  }
-  files.sync_folder(target.parent_path());
-}
-
 void copy_step(const ObjectStore& store, std::int64_t step, const fs::path& to) {
   const std::string name = step_folder_name(step);
   const std::optional<std::string> text = find_text(store, key_of(name, kManifestName));
@@ -169,7 +146,8 @@ fs::path fetch_checkpoint(const ObjectStore& store, std::int64_t step, const fs:
   try {
     copy_step(store, step, copy);
     files.sync_folder(copy);
-    give_name(files, copy, target);
+    const fs::path damaged = replace_folder(files, copy, target);
+    if (!damaged.empty()) files.remove(damaged);
   } catch (...) {
     fs::remove_all(copy, ignored);
     throw;

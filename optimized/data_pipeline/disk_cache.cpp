@@ -2,21 +2,21 @@
 #include "optimized/data_pipeline/disk_cache.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "core/io/file_operations.h"
 #include "core/io/hash.h"
+#include "optimized/storage/file_copy.h"
 
 namespace tandem {
 namespace {
@@ -47,55 +47,43 @@ class Descriptor {
   int value_;
 };
 
-bool write_all(int descriptor, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return false;
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-  }
-  return true;
-}
-
-bool read_all(int descriptor, std::span<std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t got = ::read(descriptor, bytes.data(), bytes.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    bytes = bytes.subspan(static_cast<std::size_t>(got));
-  }
-  return true;
-}
-
-/// A new file under a name of its own, then renamed: a reader never sees a part.
+/// A new file under a name of its own, then renamed: a reader never sees a part. Not durable: what is lost is fetched again.
 bool write_block(const std::filesystem::path& file, const std::filesystem::path& unfinished, std::span<const std::byte> bytes) {
+  const BlockHeader header = {.bytes = bytes.size(), .hash = hash128(bytes)};
   std::error_code error;
   std::filesystem::create_directories(file.parent_path(), error);
-  const BlockHeader header = {.bytes = bytes.size(), .hash = hash128(bytes)};
-  bool written = false;
-  {
+  try {
     const Descriptor out(unfinished, O_WRONLY | O_CREAT | O_EXCL);
-    written = out.value() >= 0 && write_all(out.value(), std::as_bytes(std::span(&header, 1))) && write_all(out.value(), bytes);
+    system_files().write(out.value(), unfinished, std::as_bytes(std::span(&header, 1)));
+    system_files().write(out.value(), unfinished, bytes);
+    system_files().rename(unfinished, file);
+    return true;
+  } catch (const IoError&) {
+    (void)::unlink(unfinished.c_str());
+    return false;
   }
-  if (written && ::rename(unfinished.c_str(), file.c_str()) == 0) return true;
-  (void)::unlink(unfinished.c_str());
-  return false;
 }
 
 enum class Found { whole, damaged, none };
 
 Found read_block(const std::filesystem::path& file, std::vector<std::byte>& bytes) {
-  const Descriptor in(file, O_RDONLY);
-  if (in.value() < 0) return Found::none;
-  BlockHeader header;
-  struct stat status {};
-  if (::fstat(in.value(), &status) != 0 || !read_all(in.value(), std::as_writable_bytes(std::span(&header, 1))) ||
-      header.magic != BlockHeader{}.magic || static_cast<std::uint64_t>(status.st_size) != header.bytes + sizeof(header)) {
+  try {
+    const FileReader in(file);
+    BlockHeader header;
+    in.read(0, std::as_writable_bytes(std::span(&header, 1)));
+    if (header.magic != BlockHeader{}.magic || static_cast<std::uint64_t>(in.size_bytes()) != header.bytes + sizeof(header)) {
+      return Found::damaged;
+    }
+    bytes.resize(header.bytes);
+    in.read(sizeof(header), bytes);
+    if (hash128(bytes) != header.hash) return Found::damaged;
+  } catch (const InputError&) {
+    return Found::none;
+  } catch (const IoError&) {
     return Found::damaged;
   }
-  bytes.resize(header.bytes);
-  if (!read_all(in.value(), bytes) || hash128(bytes) != header.hash) return Found::damaged;
-  (void)::futimens(in.value(), nullptr);  // the order of use, for the next process
+  std::error_code gone;  // by another process; else the order of use, for the next one
+  std::filesystem::last_write_time(file, std::filesystem::file_time_type::clock::now(), gone);
   return Found::whole;
 }
 

@@ -132,4 +132,7 @@ class ParameterStore {
   std::map<int, HeldUnit> held_parameters_, held_gradients_;
 };
 
+/// Of one part that a rank keeps: its master copy, a moment, ...
+using PartView = TensorView (ParameterStore::*)(const OwnedPart&) const;
+
 }  // namespace tandem

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/hybrid_parallel/whole_tensors.h"
 
-#include <cstring>
+#include "core/shard_runs.h"
 
 namespace tandem {
 namespace {
 
-void place(const ShardSpec& shard, const std::byte* local, std::size_t element, std::byte* whole) {
-  const std::vector<std::int64_t> indices = global_indices(shard);
-  for (std::size_t i = 0; i < indices.size(); ++i) {
-    if (indices[i] >= 0) std::memcpy(whole + static_cast<std::size_t>(indices[i]) * element, local + i * element, element);
-  }
+// Both are whole elements of `element` bytes.
+void place(const ShardSpec& shard, const void* local, const ShardSpec& all, std::vector<std::byte>& memory, std::size_t element) {
+  const auto bytes = static_cast<std::size_t>(shard.num_elements()) * element;
+  copy_common(shard_runs(shard), {static_cast<const std::byte*>(local), bytes}, shard_runs(all), memory, element);
 }
 
 const OwnedPart* find(const std::vector<OwnedPart>& kept, const std::string& name) {
@@ -35,6 +34,7 @@ std::vector<WholeTensor> gather_whole_tensors(Communicator& world, const GptConf
   std::vector<WholeTensor> tensors;
   for (const ParameterSpec& spec : gpt_parameters(model)) {
     WholeTensor whole{spec.name, {}, {}};
+    const ShardSpec all = tandem::whole(spec.name, spec.shape, dtype);
     for (int rank = 0; rank < world.size(); ++rank) {
       const OwnedPart* part = find(kept[static_cast<std::size_t>(rank)], spec.name);
       if (part == nullptr || part->shard.replica_index != 0) continue;
@@ -48,12 +48,12 @@ std::vector<WholeTensor> gather_whole_tensors(Communicator& world, const GptConf
       whole.memory.resize(static_cast<std::size_t>(spec.num_elements()) * element);
       whole.values = TensorView(whole.memory.data(), dtype, spec.shape);
       if (rank == 0) {
-        place(part->shard, static_cast<const std::byte*>((store.*view)(*part).data()), element, whole.memory.data());
+        place(part->shard, (store.*view)(*part).data(), all, whole.memory, element);
         continue;
       }
       std::vector<std::byte> local(static_cast<std::size_t>(part->elements.size()) * element);
       world.recv(TensorView(local.data(), dtype, {part->elements.size()}), rank, {}, options).wait_host();
-      place(part->shard, local.data(), element, whole.memory.data());
+      place(part->shard, local.data(), all, whole.memory, element);
     }
     if (world.rank() == 0) tensors.push_back(std::move(whole));
   }

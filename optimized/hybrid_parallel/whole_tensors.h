@@ -18,9 +18,6 @@ struct WholeTensor {
   std::vector<std::byte> memory;
 };
 
-/// Of one part that a rank keeps: its master copy, a moment, ...
-using PartView = TensorView (ParameterStore::*)(const OwnedPart&) const;
-
 /// Puts the tensors that `view` gives of every parameter together on rank 0, in definition order: from each part's first replica.
 /// Collective over `world`; other ranks get nothing. A tensor that rank 0 keeps whole is lent from the store, not copied.
 [[nodiscard]] std::vector<WholeTensor> gather_whole_tensors(Communicator& world, const GptConfig& model, const TrainingPlan& plan,

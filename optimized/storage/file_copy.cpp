@@ -49,18 +49,6 @@ void FileReader::read(std::int64_t offset, std::span<std::byte> bytes) const {
   }
 }
 
-void write_new_file(FileOperations& files, const fs::path& file, const std::function<void(const ByteWriter&)>& fill) {
-  const int descriptor = files.create(file);
-  try {
-    fill([&](std::span<const std::byte> bytes) { files.write(descriptor, file, bytes); });
-    files.sync(descriptor, file);
-  } catch (...) {
-    ::close(descriptor);
-    throw;
-  }
-  files.close(descriptor, file);
-}
-
 void copy_to_new_file(FileOperations& files, const fs::path& from, const fs::path& to) {
   const FileReader reader(from);
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(kCopyBytes, reader.size_bytes())));

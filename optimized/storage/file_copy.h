@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <span>
 
 #include "core/io/file_operations.h"
@@ -30,13 +29,7 @@ class FileReader {
   std::int64_t size_bytes_ = 0;
 };
 
-using ByteWriter = std::function<void(std::span<const std::byte>)>;
-
-/// A new file with what `fill` hands to its argument, piece by piece; durable on return, its name is not. May leave a part where
-/// it throws: IoError, and what `fill` throws.
-void write_new_file(FileOperations& files, const std::filesystem::path& file, const std::function<void(const ByteWriter&)>& fill);
-
-/// The same with the bytes of another file; memory is bounded.
+/// A new file with the bytes of another one, as write_new_file(); memory is bounded.
 void copy_to_new_file(FileOperations& files, const std::filesystem::path& from, const std::filesystem::path& to);
 
 /// Removes a file at the end of its scope, unless told to keep it. One that exists when this is made is not removed: the file

@@ -51,18 +51,10 @@ void FolderStore::refuse(const char* action, const std::string& key, const std::
   throw StoreError(fmt::format("{}: cannot {} '{}': {}", describe(), action, key, reason));
 }
 
-void FolderStore::make_folders(const fs::path& folder) {
-  std::error_code ignored;
-  if (fs::is_directory(folder, ignored)) return;
-  if (folder.has_parent_path() && folder.parent_path() != folder) make_folders(folder.parent_path());
-  files_.make_folder(folder);
-  files_.sync_folder(folder.parent_path());
-}
-
 bool FolderStore::give_name(const fs::path& target, const std::function<bool()>& rename_or_link) {
   for (int attempt = 1;; ++attempt) {
     try {
-      make_folders(target.parent_path());
+      make_folders(files_, target.parent_path());
       if (!rename_or_link()) return false;
       break;
     } catch (const IoError&) {
@@ -84,9 +76,9 @@ void FolderStore::put(const std::string& key, std::span<const std::byte> bytes) 
   const fs::path target = path_of(key);
   const fs::path written = unfinished() / temporary_name();
   try {
-    make_folders(unfinished());
+    make_folders(files_, unfinished());
     const RemovedOnError guard(written);
-    write_new_file(files_, written, [&](const ByteWriter& write) { write(bytes); });
+    write_new_file(files_, written, bytes);
     replace(written, target);
     guard.keep();
   } catch (const IoError& error) {
@@ -98,9 +90,9 @@ bool FolderStore::put_if_absent(const std::string& key, std::span<const std::byt
   const fs::path target = path_of(key);
   const fs::path written = unfinished() / temporary_name();
   try {
-    make_folders(unfinished());
+    make_folders(files_, unfinished());
     const RemovedOnError guard(written);  // a link is a second name: the first goes in any case
-    write_new_file(files_, written, [&](const ByteWriter& write) { write(bytes); });
+    write_new_file(files_, written, bytes);
     return give_name(target, [&] {
       if (::link(written.c_str(), target.c_str()) == 0) return true;
       if (errno == EEXIST) return false;
@@ -115,7 +107,7 @@ void FolderStore::put_file(const std::string& key, const fs::path& file) {
   const fs::path target = path_of(key);
   const fs::path written = unfinished() / temporary_name();
   try {
-    make_folders(unfinished());
+    make_folders(files_, unfinished());
     const RemovedOnError guard(written);
     copy_to_new_file(files_, file, written);
     replace(written, target);

@@ -35,7 +35,6 @@ class FolderStore final : public ObjectStore {
  private:
   [[nodiscard]] std::filesystem::path path_of(const std::string& key) const;
   [[nodiscard]] std::filesystem::path unfinished() const;
-  void make_folders(const std::filesystem::path& folder);
   bool give_name(const std::filesystem::path& target, const std::function<bool()>& rename_or_link);
   void replace(const std::filesystem::path& written, const std::filesystem::path& target);
   [[noreturn]] void refuse(const char* action, const std::string& key, const std::string& reason) const;

@@ -11,6 +11,7 @@
 #include "core/io/binary.h"
 #include "optimized/checkpoint/catalogue.h"
 #include "optimized/checkpoint/load.h"
+#include "optimized/checkpoint/timings.h"
 #include "optimized/comm/exchange.h"
 #include "optimized/comm/world.h"
 #include "optimized/engine/parameter_store.h"
@@ -152,22 +153,21 @@ class RankTrainer {
     }
     report_.last_checkpoint_failed = !checkpointer_.last_is_safe();
     report_.checkpoint_times = checkpointer_.times();
-    if (checkpointer_.newest() == report_.checkpoint) return;
     report_.checkpoint = checkpointer_.newest();
     keep_timings();
   }
 
   void keep_timings() {
     const std::vector<CheckpointTimes>& times = report_.checkpoint_times;
-    const std::optional<std::int64_t> step = parse_step_folder_name(report_.checkpoint.filename().string());
-    const auto own = std::find_if(times.begin(), times.end(), [&](const CheckpointTimes& t) { return t.step == step; });
-    if (report_.step_seconds.empty() || own == times.end()) return;
-    std::vector<double> steps = report_.step_seconds;
-    std::nth_element(steps.begin(), steps.begin() + std::ssize(steps) / 2, steps.end());
-    try {
-      append_timings(options_.output, *own, steps[steps.size() / 2]);
-    } catch (const IoError& error) {
-      if (options_.on_checkpoint_problem) options_.on_checkpoint_problem(error.what());
+    for (; timed_ < times.size() && times[timed_].ended; ++timed_) {
+      if (!times[timed_].published || report_.step_seconds.empty()) continue;
+      std::vector<double> steps = report_.step_seconds;
+      std::nth_element(steps.begin(), steps.begin() + std::ssize(steps) / 2, steps.end());
+      try {
+        append_timings(options_.output, {times[timed_], steps[steps.size() / 2]});
+      } catch (const IoError& error) {
+        if (options_.on_checkpoint_problem) options_.on_checkpoint_problem(error.what());
+      }
     }
   }
 
@@ -181,6 +181,7 @@ class RankTrainer {
   std::unique_ptr<Kernels> kernels_;
   Engine engine_;
   Checkpointer checkpointer_;
+  std::size_t timed_ = 0;  // checkpoints whose times are written, or never will be
 };
 
 }  // namespace

@@ -70,6 +70,21 @@ TEST(Trainer, ContinuesAsIfItHadNotStopped) {
   EXPECT_EQ(losses_of(rest), std::vector<double>(all.begin() + 4, all.end()));
 }
 
+TEST(Trainer, GoesOnWithOtherDataOnlyWhenTold) {
+  const SyntheticCorpus data = corpus();
+  const SyntheticCorpus other({.vocabulary = 19, .branching = 4, .sequence = 9, .row_shape = RowShape::skewed});
+  const TestFolder folder;
+  TrainOptions first = small_run(data, 1, 2);
+  first.output = folder.path();
+  (void)train(first);
+  TrainOptions second = small_run(other, 1, 3);
+  second.resume = find_checkpoint(folder.path());
+
+  EXPECT_NE(message_of<InputError>([&] { (void)train(second); }).find("saved with other data"), std::string::npos);
+  second.data_may_change = true;
+  EXPECT_EQ(train(second).steps.size(), 1U);
+}
+
 TEST(Trainer, StopsAfterTheStepUnderWayAndSavesIt) {
   const SyntheticCorpus data = corpus();
   const TestFolder folder;
