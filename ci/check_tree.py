@@ -5,8 +5,9 @@
     check_tree.py [--root DIR]    checks the tree
     check_tree.py --self-test     plants each kind of fault in a small tree and demands that it is found
 
-In C++ and CUDA files: an SPDX line first, at most 400 lines a file, at most 60 lines a function. In every text file: no absolute
-path of somebody's machine, no words that mark unfinished work.
+In C++ and CUDA files: an SPDX line first, at most 400 lines a file, at most 60 lines a function. In headers: no type of the same name
+as another one of the namespace, since the linker takes either's functions for both, without a word. In every text file: no absolute path
+of somebody's machine, no words that mark unfinished work.
 """
 
 import argparse
@@ -26,6 +27,10 @@ UNFINISHED = re.compile("|".join(rf"\b{word}\b" for word in ("TO" + "DO", "FIX" 
 ACCESS = re.compile(r"\b(?:public|private|protected):")
 # What opens a brace without being a function.
 NOT_A_FUNCTION = re.compile(r"^\s*(?:namespace|class|struct|union|enum|extern)\b|=\s*$")
+
+
+# A type of namespace scope; those of reference/ have a namespace of their own, those for tests are linked into one program each.
+TYPE = re.compile(r"^(?:struct|class|enum class) (\w+)(?: final)?\s*(?:\{|:[^:])", re.MULTILINE)
 
 
 def text_files(root):
@@ -103,9 +108,22 @@ def check_file(root, path):
     return problems
 
 
+def types_of_one_name(root, files):
+    first, problems = {}, []
+    for path in files:
+        name = path.relative_to(root).as_posix()
+        if path.suffix != ".h" or name.startswith("reference/") or "test" in path.stem:
+            continue
+        for match in TYPE.finditer(path.read_text(encoding="utf-8")):
+            other = first.setdefault(match.group(1), name)
+            if other != name:
+                problems.append(f"{name}: {match.group(1)} is another type in {other}")
+    return problems
+
+
 def check(root):
     files = list(text_files(root))
-    return len(files), [problem for path in files for problem in check_file(root, path)]
+    return len(files), [problem for path in files for problem in check_file(root, path)] + types_of_one_name(root, files)
 
 
 def self_test():
@@ -119,6 +137,7 @@ def self_test():
         ("a.cpp", spdx + "C::C(int a)\n    : a_{a}, b_{2} {\n" + body * 60 + "}\n", "a function of 63 lines"),
         ("a.md", "see " + "/" + "work/notes.md\n", "an absolute path"),
         ("a.py", "# TO" + "DO later\n", "unfinished"),
+        ("b.h", spdx + "struct Known {\n};\n", "another type in a.h"),
     ]
     clean = spdx + "namespace n {\n" + ("void f() {\n" + body * 58 + "}\n") * 3 + "struct S {\n" + "  int a;\n" * 80 + "};\n}\n"
     failures = 0
@@ -127,6 +146,8 @@ def self_test():
             root = pathlib.Path(folder) / str(index)
             root.mkdir()
             (root / file).write_text(text)
+            if file == "b.h":
+                (root / "a.h").write_text(spdx + "class Known : public Other {\n};\n")
             problems = check(root)[1]
             right = problems == [] if expected is None else any(expected in problem for problem in problems)
             if not right:

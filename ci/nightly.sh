@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Everything that is too slow for each change: all tests under both sanitizers, the full suites, the planted pitfalls under several
-# seeds, static analysis, the client of object stores against a real one, benchmarks, and the peers where they are installed. Results
-# go to build/ci/nightly.
+# seeds, static analysis, the client of object stores against a real one, 30 minutes of runs under random faults, benchmarks, and the
+# peers where they are installed. Results go to build/ci/nightly.
 #
 #   ci/nightly.sh [--python PYTHON]    an interpreter that can import torch, for the peers
 set -euo pipefail
@@ -66,6 +66,10 @@ for sequence in 64 256; do
     --out "$results/train_step_$sequence.jsonl"
 done
 
+for transport in threads mpi; do
+  run_check "soak_$transport" python3 ci/soak.py build/cpu/tandem --minutes 15 --seed "$(date +%j)00" --transport "$transport" \
+    --out "$results/soak_$transport.jsonl"
+done
 run_check checkpoint_kill_all python3 cli/kill_test.py build/cpu/tandem build/cpu/cli/kill_shim.so --all
 run_check peer_hugging_face "$python" ci/peers/hugging_face.py build/cpu/tandem
 run_check peer_collectives ci/peers/collectives.sh --csv "$results/collectives.csv" build/cpu

@@ -13,7 +13,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 program=(g++ cmake ninja-build libfmt-dev nlohmann-json3-dev rapidjson-dev libcereal-dev libcli11-dev libxxhash-dev libdnnl-dev
   python3)
 tests=(libgtest-dev libbenchmark-dev libopenblas-dev libopenmpi-dev openmpi-bin libcurl4-openssl-dev libpugixml-dev
-  libsentencepiece-dev libcpp-httplib-dev libssl-dev pkg-config ccache mold clang-format shellcheck)
+  libsentencepiece-dev libcpp-httplib-dev libssl-dev prometheus-cpp-dev pkg-config ccache mold clang-format shellcheck)
 nightly=(clang-tidy ceph-mon ceph-osd ceph-common radosgw curl)
 
 case ${1:-} in

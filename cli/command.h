@@ -25,7 +25,7 @@ enum ExitStatus : int {
 struct CommandLine {
   CLI::App& app;
   SuiteOptions suites;
-  const std::atomic<bool>& stop;     ///< set by SIGINT and SIGTERM
+  const std::atomic<bool>& stop;     ///< set by SIGINT, SIGTERM, and SIGUSR1, which Slurm sends ahead of time (--signal=USR1@60)
   std::function<int()> action = {};  ///< returns an ExitStatus
 };
 

@@ -21,6 +21,7 @@ class Job {
   explicit Job(const WorldSettings& settings) : settings_(settings), shape_(job_shape(settings)) {}
 
   [[nodiscard]] int processes() const noexcept { return shape_.processes; }
+  [[nodiscard]] int rank() const noexcept { return shape_.rank; }
   [[nodiscard]] bool leads() const noexcept { return shape_.rank == 0; }
 
   /// Does something in the first process alone; an InputError of it is thrown in all.

@@ -95,6 +95,7 @@ int run(tandem::CommandLine& line, int argc, char** argv) {
 int main(int argc, char** argv) {
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
+  std::signal(SIGUSR1, request_stop);
   std::signal(SIGPIPE, SIG_DFL);
   CLI::App app{
       "tandem: every technique of large-scale LLM training twice, as a reference and optimized, proven equal and measured"};

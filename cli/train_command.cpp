@@ -9,122 +9,21 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
-#include "cli/data_source.h"
 #include "cli/job.h"
 #include "cli/output.h"
-#include "cli/run_options.h"
-#include "cli/store_options.h"
+#include "cli/replay.h"
+#include "cli/supervise.h"
 #include "cli/terminal.h"
+#include "cli/train_options.h"
 #include "cli/train_report.h"
+#include "cli/train_watch.h"
 #include "core/synthetic_corpus.h"
 #include "harness/chrome_trace.h"
-#include "optimized/checkpoint/checkpoint.h"
-#include "optimized/checkpoint/tiers.h"
 #include "optimized/training/trainer.h"
 #include "suites/pair.h"
 
 namespace tandem {
 namespace {
-
-struct TrainArguments {
-  std::string config_file;
-  std::string data;
-  std::int64_t steps = 0;
-  std::vector<std::string> settings;
-  std::string resume;
-  std::string output;
-  std::string store;
-  std::string trace;
-  std::string json;
-  DataCache cache;
-  WorldArguments world;
-};
-
-// Starts from the checkpoint's configuration, the file's, or the defaults; --set and --steps come last.
-struct Plan {
-  RunConfig config;
-  std::string data;
-  std::optional<std::filesystem::path> resume;
-  std::string output;  // folder of checkpoints; empty: none
-  std::shared_ptr<ObjectStore> store;
-};
-
-// Everything else may change on the way: layout, precision, dropout, schedule. What the checkpoint's numbers mean may not.
-void require_same_run(const RunConfig& saved, const RunConfig& wanted) {
-  GptConfig model = wanted.model;
-  model.embedding_dropout = saved.model.embedding_dropout;
-  model.attention_dropout = saved.model.attention_dropout;
-  model.residual_dropout = saved.model.residual_dropout;
-  if (!(model == saved.model)) {
-    throw InputError("--resume: --set may not change the model of the checkpoint, only its dropout; start a new run for another");
-  }
-  if (wanted.optimizer.kind != saved.optimizer.kind) {
-    throw InputError(
-        "--resume: --set optimizer may not change; the checkpoint holds the state of the one that it was saved with");
-  }
-  if (wanted.plan.batch.rows != saved.plan.batch.rows) {
-    throw InputError(fmt::format(
-        "--resume: --set rows may not change: the run was saved with {}, and its place in the data is counted in steps of "
-        "so many; leave it and use micro_batches to fit the memory",
-        saved.plan.batch.rows));
-  }
-}
-
-void note(const std::string& line) { fmt::print(stderr, "tandem: {}\n", line); }
-
-// The newest checkpoint that verifies, over all tiers: looked for by the first process alone, since this reads all of them.
-std::filesystem::path newest_checkpoint(const TrainArguments& arguments, const ObjectStore* store, const Job& job) {
-  std::string found;
-  job.on_leader([&] {
-    const std::filesystem::path folder = arguments.resume;
-    found = (store != nullptr ? find_newest_checkpoint(folder, store, note) : find_checkpoint(folder, note)).string();
-  });
-  return job.of_leader(found);
-}
-
-void require_work_for_all(const TrainingPlan& plan) {
-  if (plan.parallel.data > plan.batch.rows) {
-    throw InputError(fmt::format(
-        "plan.data is {} but a step has only {} rows (plan.rows), so some ranks would never work; raise rows or lower data",
-        plan.parallel.data, plan.batch.rows));
-  }
-  if (plan.batch.micro_batches > plan.batch.rows) {
-    throw InputError(
-        fmt::format("plan.micro_batches is {} but a step has only {} rows (plan.rows), so some would be empty; raise rows or "
-                    "lower micro_batches",
-                    plan.batch.micro_batches, plan.batch.rows));
-  }
-}
-
-Plan resolve(const TrainArguments& arguments, const Job& job) {
-  Plan plan;
-  plan.data = "synthetic";
-  plan.output = arguments.output;
-  plan.store = open_store_from_environment(arguments.store);
-  if (!arguments.resume.empty()) {
-    if (!arguments.config_file.empty())
-      throw InputError("--resume continues with the configuration of the checkpoint; leave CONFIG.json out and use --set");
-    plan.resume = newest_checkpoint(arguments, plan.store.get(), job);
-    // A run goes on where it was, unless it is told to branch off.
-    if (plan.output.empty() && *plan.resume != std::filesystem::path(arguments.resume)) plan.output = arguments.resume;
-    const CheckpointInfo info = read_checkpoint_info(*plan.resume);
-    plan.config = info.config;
-    plan.data = info.data;
-  } else if (!arguments.config_file.empty()) {
-    plan.config = read_config(arguments.config_file);
-  }
-  const RunConfig saved = plan.config;
-  for (const std::string& setting : arguments.settings) set_option(plan.config, setting);
-  if (plan.resume) require_same_run(saved, plan.config);
-  if (arguments.steps > 0) plan.config.steps = arguments.steps;
-  if (!arguments.data.empty()) plan.data = arguments.data;
-  if (plan.store != nullptr && plan.output.empty())
-    throw InputError("--store copies checkpoints from a folder: give --out as well");
-  validate(plan.config.model);
-  require_legal(plan.config.plan, plan.config.model);
-  require_work_for_all(plan.config.plan);
-  return plan;
-}
 
 void print_header(const RunConfig& config, const BatchSource& source) {
   fmt::print("model: {:.2f} M parameters, {} layers, hidden {}, {} heads, vocabulary {}, sequence {}\n",
@@ -144,13 +43,13 @@ void print_floor(const TrainReport& report, const BatchSource& source) {
 }
 
 // `skipped`: steps so far.
-void print_step(std::int64_t step, const StepResult& result, double step_seconds, bool scaled, std::int64_t skipped) {
-  fmt::print("step {:>6}  loss {:.4f}  norm {:.3f}  lr {:.2e}  {:.0f} tokens/s", step + 1, result.loss,
-             std::abs(result.gradient_norm), result.learning_rate, static_cast<double>(result.valid_tokens) / step_seconds);
-  if (scaled) fmt::print("  scale {:.12g}", result.loss_scale);
-  if (skipped > 0) fmt::print("  {} skipped", skipped);
-  fmt::print("\n");
-  std::fflush(stdout);
+std::string describe_step(std::int64_t step, const StepResult& result, double step_seconds, bool scaled, std::int64_t skipped) {
+  std::string text =
+      fmt::format("step {:>6}  loss {:.4f}  norm {:.3f}  lr {:.2e}  {:.0f} tokens/s", step + 1, result.loss,
+                  std::abs(result.gradient_norm), result.learning_rate, static_cast<double>(result.valid_tokens) / step_seconds);
+  if (scaled) text += fmt::format("  scale {:.12g}", result.loss_scale);
+  if (skipped > 0) text += fmt::format("  {} skipped", skipped);
+  return text;
 }
 
 // A run that ended but trained nothing that is of use.
@@ -166,31 +65,44 @@ std::optional<std::string> what_broke(const TrainReport& report) {
   return fmt::format("no step of {} was applied: every gradient overflowed; lower loss_scale_initial", report.steps.size());
 }
 
+// Why a run that was told to end itself did so.
+std::string why_given_up(const TrainReport& report) {
+  return report.incidents.empty() ? "a step is not as it should be" : report.incidents.back().describe();
+}
+
+int interrupted(const TrainArguments& arguments, const TrainPlan& plan, const TrainReport& report) {
+  note(fmt::format("interrupted after step {}{}", report.first_step + static_cast<std::int64_t>(report.steps.size()),
+                   report.checkpoint.empty() ? "; nothing was saved (no --out)" : "; continue with --resume " + plan.output));
+  if (arguments.supervise.requeue && !report.checkpoint.empty()) requeue_job();
+  return kInterrupted;
+}
+
 // What is left to say and to keep when the steps are done.
-int finish(const TrainArguments& arguments, const Plan& plan, const BatchSource& source, const TrainReport& report) {
+int finish(const TrainArguments& arguments, const TrainPlan& plan, const BatchSource& source, const TrainReport& report) {
+  if (report.gave_up) {
+    note("given up: " + why_given_up(report));
+    return arguments.worker.heartbeat.empty() ? kRunBroke : kHopelessStatus;
+  }
   if (report.steps.empty()) {
     fmt::print("nothing to do: the checkpoint is at step {} of {} (--steps)\n", report.first_step, plan.config.steps);
     return kGood;
   }
   const TrainSummary summary = summarise_training(report, plan.config, source.sequence());
   print_train_summary(report, summary);
-  for (const std::string& note : report.kernels.notes) fmt::print("note: {}\n", note);
+  for (const std::string& text : report.kernels.notes) fmt::print("note: {}\n", text);
   print_floor(report, source);
   if (!report.checkpoint.empty()) fmt::print("checkpoint: {}\n", report.checkpoint.string());
   if (!arguments.trace.empty()) write_chrome_trace(arguments.trace, report.spans_by_rank);
   if (!arguments.json.empty()) write_output(arguments.json, train_report_json(report, summary, plan.config, plan.data));
   if (report.last_checkpoint_failed && !report.checkpoint_problems.empty()) {
-    fmt::print(stderr, "tandem: the last checkpoint is not safe: {}\n", report.checkpoint_problems.back());
+    note("the last checkpoint is not safe: " + report.checkpoint_problems.back());
     return kRunBroke;
   }
   if (const std::optional<std::string> broken = what_broke(report)) {
-    fmt::print(stderr, "tandem: {}\n", *broken);
+    note(*broken);
     return kRunBroke;
   }
-  if (!report.interrupted) return kGood;
-  fmt::print(stderr, "tandem: interrupted after step {}{}\n", report.first_step + static_cast<std::int64_t>(report.steps.size()),
-             report.checkpoint.empty() ? "; nothing was saved (no --out)" : "; continue with --resume " + plan.output);
-  return kInterrupted;
+  return report.interrupted ? interrupted(arguments, plan, report) : kGood;
 }
 
 void require_processes(const TrainingPlan& plan, const WorldSettings& world, const Job& job) {
@@ -200,10 +112,43 @@ void require_processes(const TrainingPlan& plan, const WorldSettings& world, con
                   plan.parallel.world_size(), job.processes(), job.processes() == 1 ? "" : "es"));
 }
 
-int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop) {
+// What has been kept in memory is of another run where this one begins.
+void clear_old_memory(const TrainPlan& plan, const Job& job) {
+  if (!plan.memory || plan.resume) return;
+  const int ranks_per_node = plan.memory->ranks_per_node;
+  if (job.leads() || (ranks_per_node > 0 && job.rank() % ranks_per_node == 0)) clear_memory_tier(*plan.memory);
+  static_cast<void>(job.of_leader(std::string()));  // nobody saves before it is gone
+}
+
+void add_reports(TrainOptions& options, TrainWatch& watch, ProgressLine& progress, const TrainPlan& plan) {
+  const std::int64_t total = plan.config.steps;
+  const std::int64_t every = std::max<std::int64_t>(1, total / 20);
+  options.on_step = [&, total, every, skipped = std::int64_t{0}](std::int64_t step, const StepResult& result,
+                                                                 double step_seconds) mutable {
+    skipped += result.skipped ? 1 : 0;
+    if (watch.is_live()) return;
+    progress.show(step + 1, total, fmt::format("loss {:.4f}", result.loss));
+    if (step != 0 && (step + 1) % every != 0 && step + 1 != total) return;
+    progress.clear();
+    watch.say(describe_step(step, result, step_seconds, scales_loss(plan.config.plan), skipped));
+  };
+  options.on_evaluation = [&](std::int64_t done, double loss) {
+    progress.clear();
+    watch.say(fmt::format("step {:>6}  validation loss {:.4f}", done, loss));
+  };
+  options.on_checkpoint_problem = [&](const std::string& problem) {
+    progress.clear();
+    watch.clear();
+    note(problem);
+  };
+}
+
+int train_here(const TrainArguments& arguments, const std::atomic<bool>& stop) {
   const WorldSettings world = to_world_settings(arguments.world);
   const Job job(world);
-  const Plan plan = resolve(arguments, job);
+  TrainWatch watch(arguments, job);
+  if (!arguments.resume.empty()) watch.enter(RunPhase::restore);
+  const TrainPlan plan = resolve(arguments, job);
   DataCache cache = arguments.cache;
   const std::unique_ptr<BatchSource> source = open_data(plan.data, plan.config, cache);
   require_processes(plan.config.plan, world, job);
@@ -213,7 +158,9 @@ int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop)
     require_writable_folder(plan.output, "--out");
     print_header(plan.config, *source);
     if (world != WorldSettings()) fmt::print("world: {}\n", world.describe());
+    std::fflush(stdout);
   });
+  clear_old_memory(plan, job);
   ProgressLine progress;
   TrainOptions options;
   options.config = plan.config;
@@ -225,29 +172,18 @@ int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop)
   options.resume = plan.resume;
   options.stop = &stop;
   options.world = world;
-  const std::int64_t total = plan.config.steps;
-  const std::int64_t every = std::max<std::int64_t>(1, total / 20);
-  std::int64_t skipped = 0;
-  options.on_step = [&](std::int64_t step, const StepResult& result, double step_seconds) {
-    skipped += result.skipped ? 1 : 0;
-    progress.show(step + 1, total, fmt::format("loss {:.4f}", result.loss));
-    if (step != 0 && (step + 1) % every != 0 && step + 1 != total) return;
-    progress.clear();
-    print_step(step, result, step_seconds, scales_loss(plan.config.plan), skipped);
-  };
-  options.on_evaluation = [&](std::int64_t done, double loss) {
-    progress.clear();
-    fmt::print("step {:>6}  validation loss {:.4f}\n", done, loss);
-    std::fflush(stdout);
-  };
-  options.on_checkpoint_problem = [&](const std::string& problem) {
-    progress.clear();
-    note(problem);
-  };
+  watch.attach(options, plan);
+  add_reports(options, watch, progress, plan);
   const TrainReport report = train(options);
   progress.clear();
+  watch.finish();
   if (cache.tokens && job.leads()) fmt::print("{}\n", describe(cache.tokens->cache_counts()));
   return job.agree_on_status(job.leads() ? finish(arguments, plan, *source, report) : kGood);
+}
+
+int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop) {
+  if (!arguments.replay.empty()) return replay_incident(arguments);
+  return arguments.supervise.on ? supervise_run(arguments, stop) : train_here(arguments, stop);
 }
 
 }  // namespace
@@ -255,29 +191,11 @@ int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop)
 void add_train_command(CommandLine& line) {
   auto* command = line.app.add_subcommand("train", "Train a GPT on text or on a synthetic source");
   const auto arguments = std::make_shared<TrainArguments>();
-  command->add_option("CONFIG", arguments->config_file, "configuration (JSON); without it the defaults below");
-  command->add_option(
-      "--data", arguments->data,
-      "text file, prefix of prepared data (of a store: s3://BUCKET/PREFIX), token file of llm.c, or 'synthetic' (default)");
-  command->add_option("--data-cache", arguments->cache.folder, "folder for data of a store; ~/.cache/tandem/data by default");
-  command->add_option("--data-cache-gib", arguments->cache.gib, "that it may take")
-      ->capture_default_str()
-      ->check(positive_number);
-  command->add_option("--steps", arguments->steps, "number of steps")->check(at_least_one);
-  command->add_option("--set", arguments->settings, "key=value, may be repeated; keys below")
-      ->type_size(1)
-      ->allow_extra_args(false);
-  command->add_option("--resume", arguments->resume, "continue from the newest checkpoint in this folder")->check(not_empty);
-  command->add_option("--out", arguments->output, "folder for checkpoints; a resumed run goes on in its own")->check(not_empty);
-  command->add_option("--store", arguments->store,
-                      "second home of checkpoints: s3://BUCKET/PREFIX (keys and endpoint from AWS_... variables) or a folder");
-  command->add_option("--trace", arguments->trace, "write the timeline as Chrome trace JSON (opens in Perfetto)");
-  command->add_option("--json", arguments->json, "write losses, times and memory as JSON");
-  add_world_options(*command, arguments->world);
-  std::string keys = "Example:\n  tandem train --data synthetic --steps 50 --set data=2\n\nKeys:\n";
-  for (const std::string& option : describe_options()) keys += "  " + option + "\n";
-  command->footer(keys);
-  command->callback([&line, arguments] { line.action = [&line, arguments] { return train_action(*arguments, line.stop); }; });
+  add_train_options(*command, *arguments);
+  command->callback([&line, arguments, command] {
+    arguments->uses_memory = command->count("--memory-tier") > 0;
+    line.action = [&line, arguments] { return train_action(*arguments, line.stop); };
+  });
 }
 
 }  // namespace tandem

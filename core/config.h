@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/anomaly_config.h"
 #include "core/model_config.h"
 #include "core/optimizer_config.h"
 #include "core/plan.h"
@@ -36,6 +37,9 @@ struct RunConfig {
   std::int64_t pad_multiple = 1;
   std::int64_t prefetch_batches = 2;  ///< made ahead of the step; 0: when the step asks
   int loader_threads = 1;             ///< that make them
+  /// Steps between two copies of the state in the memory of the machine (train --memory-tier); 0: none but the checkpoints.
+  std::int64_t memory_every_steps = 1;
+  AnomalyConfig anomaly;
 };
 
 /// Reads a configuration file: {"model": {...}, "plan": {...}, "optimizer": {...}, "schedule": {...}, "run": {...}}, every key

@@ -7,103 +7,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "core/config_field_makers.h"
+
 namespace tandem {
 namespace {
 
-constexpr double kLargestInt = std::numeric_limits<int>::max();
-constexpr double kLargestCount = 0x1p53;  // integers up to here are exact in a JSON reader that only knows double
-constexpr FieldRange kAnyCount{.low = 0, .high = kLargestCount};
-constexpr FieldRange kPositiveCount{.low = 1, .high = kLargestCount};
-constexpr FieldRange kPositiveInt{.low = 1, .high = kLargestInt};
-constexpr FieldRange kProbability{.low = 0, .high = 1, .includes_high = false};
-constexpr FieldRange kNonNegative{.low = 0};
-constexpr FieldRange kPositive{.low = 0, .includes_low = false};
-
-// `access` takes a const or a mutable RunConfig and returns a reference to the member.
-template <class Access>
-ConfigField number(std::string section, std::string key, FieldRange range, std::string meaning, Access access) {
-  using Member = std::decay_t<decltype(access(std::declval<RunConfig&>()))>;
-  using Held = std::conditional_t<std::is_same_v<Member, int>, std::int64_t, Member>;
-  ConfigField field;
-  field.section = std::move(section);
-  field.key = std::move(key);
-  field.range = range;
-  field.meaning = std::move(meaning);
-  field.type = std::is_same_v<Held, double>          ? FieldType::real
-               : std::is_same_v<Held, std::uint64_t> ? FieldType::unsigned_integer
-               : std::is_same_v<Held, bool>          ? FieldType::flag
-                                                     : FieldType::integer;
-  field.get = [access](const RunConfig& config) { return FieldValue(static_cast<Held>(access(config))); };
-  field.set = [access](RunConfig& config, const FieldValue& value) {
-    access(config) = static_cast<Member>(std::get<Held>(value));
-  };
-  return field;
-}
-
-template <class Access>
-ConfigField flag(std::string section, std::string key, std::string meaning, Access access) {
-  return number(std::move(section), std::move(key), {}, std::move(meaning), access);
-}
-
-// One of a few words, each standing for a value of the member.
-template <class Value, class Access>
-ConfigField choice(std::string section, std::string key, std::vector<std::pair<std::string, Value>> words, std::string meaning,
-                   Access access) {
-  ConfigField field;
-  field.section = std::move(section);
-  field.key = std::move(key);
-  field.type = FieldType::choice;
-  field.meaning = std::move(meaning);
-  for (const auto& [word, value] : words) field.choices.push_back(word);
-  field.get = [access, words](const RunConfig& config) -> FieldValue {
-    for (const auto& [word, value] : words) {
-      if (value == access(config)) return word;
-    }
-    throw ContractError("a configuration holds a value that has no name");
-  };
-  field.set = [access, words](RunConfig& config, const FieldValue& chosen) {
-    for (const auto& [word, value] : words) {
-      if (word == std::get<std::string>(chosen)) access(config) = value;
-    }
-  };
-  return field;
-}
-
-// Any text; what it may say is for conflicts() to judge.
-template <class Access>
-ConfigField text(std::string section, std::string key, std::string meaning, Access access) {
-  ConfigField field;
-  field.section = std::move(section);
-  field.key = std::move(key);
-  field.type = FieldType::text;
-  field.meaning = std::move(meaning);
-  field.get = [access](const RunConfig& config) { return FieldValue(access(config)); };
-  field.set = [access](RunConfig& config, const FieldValue& value) { access(config) = std::get<std::string>(value); };
-  return field;
-}
-
-// Accessors: the member of one section, of a const or a mutable configuration.
-constexpr auto in_model = [](auto member) {
-  return [member](auto& config) -> auto& { return config.model.*member; };
-};
-constexpr auto in_plan = [](auto member) {
-  return [member](auto& config) -> auto& { return config.plan.*member; };
-};
-constexpr auto degree = [](auto member) {
-  return [member](auto& config) -> auto& { return config.plan.parallel.*member; };
-};
-constexpr auto in_batch = [](auto member) {
-  return [member](auto& config) -> auto& { return config.plan.batch.*member; };
-};
-constexpr auto in_optimizer = [](auto member) {
-  return [member](auto& config) -> auto& { return config.optimizer.*member; };
-};
-constexpr auto in_schedule = [](auto member) {
-  return [member](auto& config) -> auto& { return config.schedule.*member; };
-};
-constexpr auto in_run = [](auto member) {
-  return [member](auto& config) -> auto& { return config.*member; };
-};
+using namespace config_field;
 
 void add_model(std::vector<ConfigField>& fields) {
   fields.push_back(
@@ -296,49 +205,6 @@ void add_schedule(std::vector<ConfigField>& fields) {
                           in_schedule(&ScheduleConfig::min_ratio)));
 }
 
-void add_run(std::vector<ConfigField>& fields) {
-  fields.push_back(number("run", "steps", kAnyCount, "training steps", in_run(&RunConfig::steps)));
-  fields.push_back(number("run", "seed", {}, "of parameters, data order and dropout", in_run(&RunConfig::seed)));
-  fields.push_back(choice<Initialization>(
-      "run", "initialization", {{"gpt2", Initialization::gpt2}, {"scattered", Initialization::scattered}},
-      "how parameters start; scattered: no zeros and ones, for checks", in_run(&RunConfig::initialization)));
-  fields.push_back(
-      number("run", "validation_fraction", kProbability, "part of the data held out", in_run(&RunConfig::validation_fraction)));
-  fields.push_back(
-      number("run", "evaluate_every_steps", kAnyCount, "0 means at the end only", in_run(&RunConfig::evaluate_every_steps)));
-  fields.push_back(
-      number("run", "evaluate_batches", kPositiveCount, "batches of one evaluation", in_run(&RunConfig::evaluate_batches)));
-  fields.push_back(
-      number("run", "checkpoint_every_steps", kAnyCount, "0 means at the end only", in_run(&RunConfig::checkpoint_every_steps)));
-  fields.push_back(flag("run", "checkpoint_async", "checkpoints are written while training goes on; false: it waits for them",
-                        in_run(&RunConfig::checkpoint_async)));
-  fields.push_back(
-      number("run", "checkpoint_keep", kAnyCount, "newest checkpoints that stay; 0: all", in_run(&RunConfig::checkpoint_keep)));
-}
-
-void add_data(std::vector<ConfigField>& fields) {
-  fields.push_back(choice<Batching>("run", "batching",
-                                    {{"stream", Batching::stream},
-                                     {"padded", Batching::padded},
-                                     {"bucketed", Batching::bucketed},
-                                     {"packed", Batching::packed}},
-                                    "rows of text: cut from the stream, one document each padded to the longest of the batch, "
-                                    "padded among documents of about the same length, or several documents a row",
-                                    in_run(&RunConfig::batching)));
-  fields.push_back(choice<DocumentRule>(
-      "run", "documents", {{"file", DocumentRule::file}, {"paragraph", DocumentRule::paragraph}, {"line", DocumentRule::line}},
-      "what one document of a text file is; prepared data has its own", in_run(&RunConfig::documents)));
-  fields.push_back(flag("run", "respect_documents", "stream: attention and positions restart at each document of a row",
-                        in_run(&RunConfig::respect_documents)));
-  fields.push_back(number("run", "bucket_batches", kPositiveInt, "bucketed: batches among which pieces are grouped by length",
-                          in_run(&RunConfig::bucket_batches)));
-  fields.push_back(number("run", "pad_multiple", kPositiveInt, "padded, bucketed: the length of a batch is a multiple of it",
-                          in_run(&RunConfig::pad_multiple)));
-  fields.push_back(number("run", "prefetch_batches", kAnyCount, "made ahead of the step; 0: when the step asks",
-                          in_run(&RunConfig::prefetch_batches)));
-  fields.push_back(number("run", "loader_threads", kPositiveInt, "that make them", in_run(&RunConfig::loader_threads)));
-}
-
 bool is_limit(double end) { return std::isfinite(end) && end < kLargestInt; }
 
 std::string interval(const FieldRange& range) {
@@ -354,8 +220,7 @@ const std::vector<ConfigField>& config_fields() {
     add_plan(fields);
     add_optimizer(fields);
     add_schedule(fields);
-    add_run(fields);
-    add_data(fields);
+    add_run_fields(fields);
     return fields;
   }();
   return kFields;

@@ -66,7 +66,7 @@ TEST(ConfigFields, HaveUniqueKeysAndAMeaning) {
     EXPECT_TRUE(keys.insert(field.key).second) << field.key;
     EXPECT_FALSE(field.meaning.empty()) << field.key;
   }
-  EXPECT_EQ(keys.size(), 79U);
+  EXPECT_EQ(keys.size(), 87U);
 }
 
 TEST(ConfigFields, EachReadsBackWhatWasSetAndNothingElseMoves) {
@@ -184,7 +184,7 @@ TEST(Config, ListsTheKeysWhereNoneIsNear) {
             "unknown key 'schedule.nonsense_word' in x.json; the keys of 'schedule' are: learning_rate_schedule, warmup_steps, "
             "decay_steps, min_ratio");
   EXPECT_EQ(json_error(R"({"completely": {}})"),
-            "unknown section 'completely' in x.json; the sections are: model, plan, optimizer, schedule, run");
+            "unknown section 'completely' in x.json; the sections are: model, plan, optimizer, schedule, run, anomaly");
 }
 
 TEST(Config, NamesKeyValueAndRange) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/timeline.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace tandem {
@@ -34,9 +35,16 @@ void Timeline::record(Span span) {
   spans_.push_back(std::move(span));
 }
 
-std::vector<Span> Timeline::spans() const {
+std::vector<Span> Timeline::spans() const { return spans_from(0); }
+
+std::vector<Span> Timeline::spans_from(std::size_t count) const {
   const std::scoped_lock lock(mutex_);
-  return spans_;
+  return {spans_.begin() + static_cast<std::ptrdiff_t>(std::min(count, spans_.size())), spans_.end()};
+}
+
+std::size_t Timeline::count() const {
+  const std::scoped_lock lock(mutex_);
+  return spans_.size();
 }
 
 void Timeline::clear() {

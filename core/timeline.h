@@ -57,6 +57,9 @@ class Timeline {
 
   void record(Span span);
   [[nodiscard]] std::vector<Span> spans() const;
+  /// Those recorded since there were `count`; and how many there are.
+  [[nodiscard]] std::vector<Span> spans_from(std::size_t count) const;
+  [[nodiscard]] std::size_t count() const;
   void clear();
   void set_enabled(bool enabled) noexcept { enabled_ = enabled; }
   [[nodiscard]] bool enabled() const noexcept { return enabled_; }

@@ -117,7 +117,7 @@ class RankRun {
         result_(result),
         shared_(shared),
         kernels_(make_kernels(script.inputs.plan, context.pitfalls)),
-        engine_({&comm, kernels_.get(), &arena_, nullptr, context.pitfalls, {}}, options(script.inputs)) {}
+        engine_({&comm, kernels_.get(), &arena_, nullptr, context.pitfalls, {}}, options(script)) {}
 
   void run() {
     const PairInputs& inputs = script_.inputs;
@@ -142,8 +142,11 @@ class RankRun {
  private:
   [[nodiscard]] std::size_t index() const { return static_cast<std::size_t>(comm_.rank()); }
 
-  static EngineOptions options(const PairInputs& inputs) {
-    return {inputs.model, inputs.plan, own_optimizer(inputs), inputs.schedule, inputs.steps, inputs.seed, {}, {}};
+  static EngineOptions options(const CheckpointScript& script) {
+    const PairInputs& inputs = script.inputs;
+    EngineOptions made{inputs.model, inputs.plan, own_optimizer(inputs), inputs.schedule, inputs.steps, inputs.seed, {}, {}};
+    made.gate = script.gate;
+    return made;
   }
 
   void load() {

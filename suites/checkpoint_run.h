@@ -32,6 +32,8 @@ struct CheckpointScript {
   std::function<void(int rank, std::int64_t steps_done)> after_save = {};
   std::function<void(int rank, std::int64_t steps_done, const Checkpointer&)> after_step = {};
   std::function<void(int rank, const Checkpointer&)> after_finish = {};
+  /// The engine's gate (optimized/engine/update_gate.h); empty: every update is applied.
+  std::function<UpdateDecision(const UpdateSigns&)> gate = {};
 };
 
 struct CheckpointRun {

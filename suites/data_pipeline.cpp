@@ -32,10 +32,6 @@ CaseEvidence of_properties(std::vector<Property> properties) {
   return evidence;
 }
 
-Property exactly(const std::string& name, double value, double expected, const std::string& derivation) {
-  return {name, value, Relation::equal, expected, derivation, -1, ""};
-}
-
 std::shared_ptr<FormulaTokens> documents_of(const std::vector<std::int64_t>& lengths, std::int64_t symbols) {
   std::vector<std::int64_t> begins(lengths.size() + 1, 0);
   std::partial_sum(lengths.begin(), lengths.end(), begins.begin() + 1);

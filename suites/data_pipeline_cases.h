@@ -10,6 +10,7 @@
 
 #include "harness/case.h"
 #include "optimized/data_pipeline/token_store.h"
+#include "suites/properties.h"
 
 namespace tandem {
 
@@ -24,8 +25,6 @@ inline constexpr std::array kBatchings = {Batching::stream, Batching::padded, Ba
 /// "data_pipeline/NAME", judged by its properties.
 [[nodiscard]] Case data_pipeline_case(const std::string& name, const std::string& summary);
 [[nodiscard]] CaseEvidence of_properties(std::vector<Property> properties);
-/// An identity: `value` must be `expected`.
-[[nodiscard]] Property exactly(const std::string& name, double value, double expected, const std::string& derivation);
 
 /// A data set that exists as formulas only, of any size.
 struct FormulaTokens final : TokenStore {

@@ -18,6 +18,8 @@ CaseList all_cases(const SuiteOptions& options) {
   add_overlap_cases(cases);
   add_compression_cases(cases);
   add_checkpoint_cases(cases);
+  add_recovery_cases(cases);
+  add_anomaly_cases(cases);
   add_data_pipeline_cases(cases);
   add_loss_scaling_cases(cases, options);
   add_adversary_cases(cases);

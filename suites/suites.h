@@ -29,6 +29,8 @@ void add_overlap_cases(CaseList& cases);
 void add_compression_cases(CaseList& cases);
 void add_collectives_cases(CaseList& cases);
 void add_checkpoint_cases(CaseList& cases);
+void add_recovery_cases(CaseList& cases);
+void add_anomaly_cases(CaseList& cases);
 void add_data_pipeline_cases(CaseList& cases);
 void add_loss_scaling_cases(CaseList& cases, const SuiteOptions& options);
 void add_training_cases(CaseList& cases, const SuiteOptions& options);

@@ -208,7 +208,7 @@ fs::path find_checkpoint(const fs::path& folder, const std::function<void(const 
                                fmt::join(passed_over, "; ")));
 }
 
-void prune_checkpoints(const fs::path& folder, std::int64_t keep, FileOperations& files, std::optional<std::int64_t> protect) {
+void prune_checkpoints(const fs::path& folder, std::int64_t keep, FileOperations& files, const std::set<std::int64_t>& protect) {
   if (keep == 0) return;
   TANDEM_CHECK(keep > 0, fmt::format("{} checkpoints are to be kept", keep));
   std::vector<fs::path> doomed;
@@ -219,7 +219,7 @@ void prune_checkpoints(const fs::path& folder, std::int64_t keep, FileOperations
     const bool whole = !find_damage(entry.folder, VerifyDepth::manifest);
     if (whole && kept < keep) {
       ++kept;
-    } else if (kept > 0 && protect != entry.step) {
+    } else if (kept > 0 && !protect.contains(entry.step)) {
       doomed.push_back(entry.folder);
     }
   }

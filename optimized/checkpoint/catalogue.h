@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -42,9 +43,9 @@ enum class VerifyDepth : std::uint8_t { manifest, contents };
                                                     const PitfallSet& pitfalls = {});
 
 /// Removes all but the newest `keep` step folders that are whole (by manifest); 0 keeps all. What is not whole goes too where it
-/// is older than a whole one that stays; folders of format 1 are left alone. The newest whole one always stays. `protect` (a
-/// step) stays as well. Throws IoError as FileOperations.
+/// is older than a whole one that stays; folders of format 1 are left alone. The newest whole one always stays. The steps in
+/// `protect` stay as well. Throws IoError as FileOperations.
 void prune_checkpoints(const std::filesystem::path& folder, std::int64_t keep, FileOperations& files,
-                       std::optional<std::int64_t> protect = {});
+                       const std::set<std::int64_t>& protect = {});
 
 }  // namespace tandem

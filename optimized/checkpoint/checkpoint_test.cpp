@@ -323,7 +323,7 @@ TEST(CheckpointCatalogue, PruningKeepsTheNewestWholeOnes) {
 
   prune_checkpoints(folder.path(), 0, system_files());
   EXPECT_EQ(steps(), (std::vector<std::int64_t>{5, 4, 3, 2, 1, 0}));
-  prune_checkpoints(folder.path(), 2, system_files(), 1);
+  prune_checkpoints(folder.path(), 2, system_files(), {1});
   EXPECT_EQ(steps(), (std::vector<std::int64_t>{5, 4, 2, 1, 0}));
   prune_checkpoints(folder.path(), 1, system_files());
   EXPECT_EQ(steps(), (std::vector<std::int64_t>{5, 4, 0}));

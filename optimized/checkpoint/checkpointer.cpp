@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -10,10 +11,9 @@
 #include "optimized/checkpoint/background.h"
 #include "optimized/checkpoint/catalogue.h"
 #include "optimized/checkpoint/publish.h"
-#include "optimized/checkpoint/shard_writer.h"
+#include "optimized/checkpoint/rank_files.h"
 #include "optimized/checkpoint/snapshot.h"
 #include "optimized/checkpoint/tiers.h"
-#include "optimized/engine/optimizer.h"
 
 namespace tandem {
 namespace {
@@ -25,51 +25,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kLook{20};
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-CheckpointInfo with_engine_state(CheckpointInfo info, const Engine& engine) {
-  const EngineOptions& options = engine.options();
-  info.config.model = options.model;
-  info.config.plan = options.plan;
-  info.config.optimizer = options.optimizer;
-  info.config.schedule = options.schedule;
-  info.config.steps = options.total_steps;
-  info.updates = engine.updates();
-  info.loss_scaler = engine.loss_scaler().state();
-  info.fp8 = engine.fp8_scaling() != nullptr ? engine.fp8_scaling()->state() : Fp8ScalingState();
-  info.learning_rate = scheduled_learning_rate(options.optimizer, options.schedule,
-                                               info.next_step - info.loss_scaler.skipped_steps, options.total_steps);
-  return info;
-}
-
-CheckpointFile write_residuals(FileOperations& files, const fs::path& path, const ResidualSnapshot& residuals) {
-  std::vector<TensorHeading> headings;
-  for (const auto& [name, values] : residuals.tensors) headings.push_back({name, DType::f32, {std::ssize(values)}});
-  ShardWriter writer(files, path, headings, residuals.metadata);
-  for (const auto& [name, values] : residuals.tensors) writer.write(std::as_bytes(std::span(values)));
-  return writer.finish();
-}
-
-// This rank's files, whole and durable, in the unfinished folder of the step.
-std::vector<CheckpointFile> write_snapshot(FileOperations& files, const fs::path& folder, const Snapshot& snapshot, int rank,
-                                           bool durable) {
-  std::vector<CheckpointFile> written;
-  if (!snapshot.parts().empty()) {
-    std::vector<TensorHeading> headings;
-    for (const CheckpointPart& part : snapshot.parts()) {
-      const bool flat = part.shard.flat_range.has_value();
-      headings.push_back({part.name, part.shard.dtype, flat ? Shape{part.elements.size()} : part.shard.local_shape()});
-    }
-    files.remove(folder / shard_name(rank));  // of a run that ended while it wrote this step
-    ShardWriter writer(files, folder / shard_name(rank), headings);
-    for (std::size_t i = 0; i < snapshot.parts().size(); ++i) writer.write(snapshot.bytes(i));
-    written.push_back(writer.finish(durable));
-  }
-  if (!snapshot.residuals().tensors.empty()) {
-    files.remove(folder / residuals_name(rank));
-    written.push_back(write_residuals(files, folder / residuals_name(rank), snapshot.residuals()));
-  }
-  return written;
-}
 
 double slowest(const std::vector<PhaseOutcome>& outcomes) {
   double seconds = 0;
@@ -130,6 +85,8 @@ class Checkpointer::State {
     }
   }
 
+  void protect(std::set<std::int64_t> steps) { protected_ = std::move(steps); }
+
   [[nodiscard]] bool busy() const noexcept { return writing_.active() || uploading_.active() || pending_upload_.has_value(); }
   [[nodiscard]] const fs::path& newest() const noexcept { return newest_; }
   [[nodiscard]] bool last_is_safe() const noexcept { return last_is_safe_; }
@@ -155,7 +112,8 @@ class Checkpointer::State {
       files_.make_folder(unfinished);
     }
     PhaseOutcome outcome;
-    outcome.files = write_snapshot(files_, unfinished, snapshot_, rank(), !in_place);
+    const auto bytes = [this](std::size_t part) { return snapshot_.bytes(part); };
+    outcome.files = write_rank_files(files_, unfinished, snapshot_.parts(), bytes, snapshot_.residuals(), rank(), !in_place);
     return outcome;
   }
 
@@ -184,7 +142,9 @@ class Checkpointer::State {
     }
     own_files_ = (*outcomes)[static_cast<std::size_t>(rank())].files;
     publishing_ = true;
-    writing_.start([this, outcomes = *outcomes, error, protect = uploading_step_] {
+    std::set<std::int64_t> protect = protected_;
+    if (uploading_step_) protect.insert(*uploading_step_);
+    writing_.start([this, outcomes = *outcomes, error, protect] {
       PhaseOutcome outcome;
       outcome.error = error;
       if (!leads()) return outcome;
@@ -197,7 +157,7 @@ class Checkpointer::State {
     });
   }
 
-  fs::path publish(const std::vector<PhaseOutcome>& outcomes, std::optional<std::int64_t> protect, std::string& note) {
+  fs::path publish(const std::vector<PhaseOutcome>& outcomes, const std::set<std::int64_t>& protect, std::string& note) {
     CheckpointInfo info = info_;
     // Planted: by the time that the files are complete, training has gone on.
     if (pitfalls_.on(Pitfall::checkpoint_of_live_step)) info.next_step = seen_step_;
@@ -282,10 +242,10 @@ class Checkpointer::State {
       return;
     }
     publishing_remote_ = true;
-    uploading_.start([this] {
+    uploading_.start([this, protect = protected_] {
       if (!leads()) return PhaseOutcome{};
       publish_remote(*options_.store, upload_.folder);
-      prune_remote(*options_.store, options_.keep);
+      prune_remote(*options_.store, options_.keep, protect);
       return PhaseOutcome{};
     });
   }
@@ -306,6 +266,7 @@ class Checkpointer::State {
   std::optional<Upload> pending_upload_;
   Upload upload_;
   std::optional<std::int64_t> uploading_step_;
+  std::set<std::int64_t> protected_;
   bool publishing_remote_ = false;
   std::vector<std::string> problems_;
   std::vector<CheckpointTimes> times_;
@@ -321,6 +282,7 @@ Checkpointer::~Checkpointer() = default;
 void Checkpointer::save(const CheckpointInfo& info) { state_->save(info); }
 void Checkpointer::poll() { state_->poll(); }
 void Checkpointer::finish() { state_->finish(); }
+void Checkpointer::protect(std::set<std::int64_t> steps) { state_->protect(std::move(steps)); }
 const fs::path& Checkpointer::newest() const noexcept { return state_->newest(); }
 bool Checkpointer::last_is_safe() const noexcept { return state_->last_is_safe(); }
 const std::vector<std::string>& Checkpointer::problems() const noexcept { return state_->problems(); }

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,8 @@ class Checkpointer {
   void poll();
   /// Collective: waits until nothing is under way.
   void finish();
+  /// Steps that retention leaves alone, on each tier, from the next checkpoint on.
+  void protect(std::set<std::int64_t> steps);
 
   /// The newest that this object has published; empty before. On every rank.
   [[nodiscard]] const std::filesystem::path& newest() const noexcept;

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,8 +31,8 @@ std::filesystem::path make_unfinished_folder(FileOperations& files, const std::f
 
 struct PublishOptions {
   std::filesystem::path folder;
-  std::int64_t keep = 0;                     ///< newest checkpoints that stay; 0: all
-  std::optional<std::int64_t> protect = {};  ///< a step that stays all the same
+  std::int64_t keep = 0;                ///< newest checkpoints that stay; 0: all
+  std::set<std::int64_t> protect = {};  ///< steps that stay all the same
   PitfallSet pitfalls{};
   std::optional<std::int64_t> step =
       {};  ///< in whose unfinished folder the files are; the manifest's next_step where it is empty

@@ -155,19 +155,28 @@ fs::path fetch_checkpoint(const ObjectStore& store, std::int64_t step, const fs:
   return target;
 }
 
-void prune_remote(ObjectStore& store, std::int64_t keep) {
+// Manifests first: a step is no checkpoint any more before the first of its files goes. Also what uploads that ended early have
+// left.
+void remove_remote(ObjectStore& store, const std::function<bool(std::int64_t step)>& doomed) {
+  for (const std::int64_t step : list_remote_checkpoints(store)) {
+    if (doomed(step)) store.remove(key_of(step_folder_name(step), kManifestName));
+  }
+  for (const ObjectInfo& info : store.list(kStepPrefix)) {
+    const std::optional<std::int64_t> step = step_of_key(info.key);
+    if (step && doomed(*step)) store.remove(info.key);
+  }
+}
+
+void prune_remote(ObjectStore& store, std::int64_t keep, const std::set<std::int64_t>& protect) {
   TANDEM_CHECK(keep >= 0);
   const std::vector<std::int64_t> steps = list_remote_checkpoints(store);
   if (keep == 0 || std::cmp_less_equal(steps.size(), keep)) return;
   const std::int64_t oldest_kept = steps[static_cast<std::size_t>(keep) - 1];
-  for (auto i = static_cast<std::size_t>(keep); i < steps.size(); ++i) {
-    store.remove(key_of(step_folder_name(steps[i]), kManifestName));
-  }
-  // Also what uploads that ended early have left.
-  for (const ObjectInfo& info : store.list(kStepPrefix)) {
-    const std::optional<std::int64_t> step = step_of_key(info.key);
-    if (step && *step < oldest_kept) store.remove(info.key);
-  }
+  remove_remote(store, [&](std::int64_t step) { return step < oldest_kept && !protect.contains(step); });
+}
+
+void remove_remote_after(ObjectStore& store, std::int64_t step) {
+  remove_remote(store, [step](std::int64_t other) { return other > step; });
 }
 
 }  // namespace tandem

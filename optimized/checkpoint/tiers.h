@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,11 @@ void publish_remote(ObjectStore& store, const std::filesystem::path& step_folder
 /// stays. Returns the step folder. Throws InputError where the copy does not verify, StoreError where the store fails.
 std::filesystem::path fetch_checkpoint(const ObjectStore& store, std::int64_t step, const std::filesystem::path& folder);
 
-/// Removes all but the newest `keep` published steps, manifests first; 0 keeps all.
-void prune_remote(ObjectStore& store, std::int64_t keep);
+/// Removes all but the newest `keep` published steps, manifests first; 0 keeps all. The steps in `protect` stay as well.
+void prune_remote(ObjectStore& store, std::int64_t keep, const std::set<std::int64_t>& protect = {});
+
+/// Removes the published steps beyond `step`, manifests first.
+void remove_remote_after(ObjectStore& store, std::int64_t step);
 
 /// The newest checkpoint that verifies, over all tiers: of `folder` (which need not exist) and of the store; of equal steps the
 /// local one. One that is only in the store is fetched into `folder`. A store that cannot be reached is a note, not an error,

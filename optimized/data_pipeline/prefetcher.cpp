@@ -55,9 +55,11 @@ void Prefetcher::stop() {
 void Prefetcher::work() {
   std::unique_lock lock(mutex_);
   while (true) {
-    due_.wait(lock,
-              [this] { return stopping_ || next_to_make_ >= options_.last_step || next_to_make_ < asked_ + options_.batches; });
-    if (stopping_ || next_to_make_ >= options_.last_step) return;
+    due_.wait(lock, [this] {
+      const bool due = next_to_make_ < options_.last_step && next_to_make_ < asked_ + options_.batches;
+      return stopping_ || (due && !rewinding_);
+    });
+    if (stopping_) return;
     make_next(lock);
   }
 }
@@ -117,6 +119,18 @@ std::shared_ptr<const Batch> Prefetcher::take(std::int64_t step) {
   if (++slot.taken == options_.consumers) slots_.erase(step);
   if (error) std::rethrow_exception(error);
   return batch;
+}
+
+void Prefetcher::rewind(std::int64_t step) {
+  TANDEM_CHECK(step >= 0 && step <= options_.last_step, fmt::format("step {} of {}", step, options_.last_step));
+  std::unique_lock lock(mutex_);
+  rewinding_ = true;
+  made_.wait(lock, [this] { return std::ranges::all_of(slots_, [](const auto& slot) { return slot.second.made(); }); });
+  slots_.clear();
+  options_.first_step = std::min(options_.first_step, step);
+  next_to_make_ = asked_ = step;
+  rewinding_ = false;
+  due_.notify_all();
 }
 
 PrefetchStatistics Prefetcher::statistics() const {

@@ -55,6 +55,10 @@ class Prefetcher {
   /// beyond the one that is next; what the source threw when it made this step, to every consumer.
   [[nodiscard]] std::shared_ptr<const Batch> take(std::int64_t step);
 
+  /// The next step is this one, for all consumers; what was made is thrown away, since the source may give other batches now.
+  /// Waits for those under way. Of one thread, while no consumer is in take(): where there are several, between two barriers.
+  void rewind(std::int64_t step);
+
   [[nodiscard]] PrefetchStatistics statistics() const;
 
  private:
@@ -80,6 +84,7 @@ class Prefetcher {
   std::int64_t next_to_make_ = 0;
   std::int64_t asked_ = 0;  ///< one beyond the newest step that a consumer asked for
   bool stopping_ = false;
+  bool rewinding_ = false;
   PrefetchStatistics statistics_;
   std::vector<std::jthread> threads_;
 };

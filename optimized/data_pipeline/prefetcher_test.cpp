@@ -117,6 +117,25 @@ TEST(Prefetcher, RefusesStepsThatAreNotNext) {
   EXPECT_THROW((void)loader.take(5), ContractError) << "taken by all";
 }
 
+TEST(Prefetcher, GoesBackAndAsksTheSourceAgain) {
+  for (const std::int64_t batches : {0, 3}) {
+    StepSource source;
+    Prefetcher loader(source, options_of(2, 8, batches, 2, 2));
+    for (std::int64_t step = 2; step < 8; ++step) {
+      for (int consumer = 0; consumer < 2; ++consumer) (void)loader.take(step);
+    }
+
+    loader.rewind(1);
+
+    const std::int64_t before = source.made;
+    for (std::int64_t step = 1; step < 8; ++step) {
+      for (int consumer = 0; consumer < 2; ++consumer) EXPECT_EQ(loader.take(step)->ids.front(), step);
+    }
+    EXPECT_GE(source.made - before, batches == 0 ? 7 : 4) << "what was made before is not used";
+    EXPECT_THROW((void)loader.take(1), ContractError);
+  }
+}
+
 TEST(Prefetcher, EndsWhileItsThreadsWorkOrWait) {
   StepSource source;
   std::binary_semaphore working(0), go_on(0);

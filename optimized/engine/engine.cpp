@@ -10,6 +10,7 @@
 
 #include "optimized/context_parallel/zigzag.h"
 #include "optimized/engine/lower.h"
+#include "optimized/engine/progress_scope.h"
 #include "optimized/engine/step_state.h"
 
 namespace tandem {
@@ -46,6 +47,9 @@ Engine::Engine(const RankContext& context, EngineOptions options)
       sync_(context, options_.plan.numerics),
       scaler_(options_.plan.loss_scale, scales_loss_dynamically(options_.plan), scales_loss(options_.plan), context.pitfalls),
       buckets_(buckets_of(options_.plan, store_.parameters())) {
+  if (options_.on_activation) {
+    stage_.set_output_observer([this](int layer, TensorView output) { options_.on_activation(current_step_, layer, output); });
+  }
   if (!CompressedSync::is_active(options_.plan)) return;
   compressed_ = std::make_unique<CompressedSync>(context_, options_.plan, options_.dropout_seed, groups_, store_.parameters());
 }
@@ -77,6 +81,7 @@ StepInputs Engine::inputs_of(const Batch& global_batch, const GlobalBatch& dealt
 }
 
 StepResult Engine::train_step(const Batch& global_batch, std::int64_t step) {
+  current_step_ = step;
   StepInputs inputs = inputs_of(global_batch, options_.plan.batch, step, true);
   if (program_sequence_ != global_batch.sequence) {
     program_ = lower(options_.plan, options_.model, global_batch.sequence, groups_.rank(), context_.pitfalls);
@@ -97,13 +102,16 @@ StepResult Engine::train_step(const Batch& global_batch, std::int64_t step) {
   stage_.finish_messages();
   if (groups_.grid().size() == 1) {
     share_totals(state);
-    if (fp8_) fp8_->end_step(nullptr);
+    if (fp8_ && !state.result.retry) fp8_->end_step(nullptr);
   }
+  if (fp8_ && state.result.retry) fp8_->forget_step();
+  if (context_.progress != nullptr) context_.progress->busy_ns.store(busy_ns_, std::memory_order_relaxed);  // of whole steps
   return state.result;
 }
 
 void Engine::execute(OperationId id, StepState& state) {
   const Operation& op = program_[static_cast<std::size_t>(id)];
+  const ProgressScope progress(context_.progress, op.kind);
   wait_for_background(program_, op);
   switch (op.kind) {
     case OpKind::allocate: allocate(op); break;
@@ -118,6 +126,7 @@ void Engine::execute(OperationId id, StepState& state) {
         reduce_all_buckets();
         state.reduced_early = true;
       }
+      const BusyScope busy(context_.progress, busy_ns_);
       const SpanScope span(context_.timeline, context_.timeline != nullptr ? to_string(op) : std::string(), Activity::compute,
                            static_cast<int>(state.step));
       stage_.compute(op);
@@ -189,6 +198,7 @@ void Engine::wait_for_background(const StepProgram& program, const Operation& op
     if (!program[static_cast<std::size_t>(before)].background) continue;
     auto found = under_way_.extract(before);
     if (found.empty()) continue;  // waited for by an earlier operation
+    const ProgressScope waiting(context_.progress, true);
     found.mapped().work.wait_host();
     if (found.mapped().then) found.mapped().then();
   }
@@ -196,7 +206,7 @@ void Engine::wait_for_background(const StepProgram& program, const Operation& op
 
 void Engine::communicate(OperationId id, const Operation& op, StepState& state) {
   if (op.purpose == Purpose::gradient) {
-    if (!state.reduced_early || op.bucket < 0) reduce_gradients(id, op);
+    if (!state.reduced_early || op.bucket < 0) reduce_gradients(id, op, state);
   } else if (op.purpose == Purpose::parameter) {
     gather_parameters(id, op);
   } else if (op.purpose == Purpose::activation) {
@@ -214,7 +224,7 @@ void Engine::communicate(OperationId id, const Operation& op, StepState& state) 
     agree_on_overflow(state);
   } else if (!state.totals_shared) {
     share_totals(state);
-  } else {
+  } else if (!state.result.retry) {
     fp8_->end_step(&groups_.world(), static_cast<int>(state.step));
   }
 }
@@ -276,6 +286,7 @@ double Engine::evaluate(const Batch& global_batch) {
   stage_.begin_step(std::move(inputs));
   for (OperationId id = 0; id < std::ssize(evaluation_); ++id) {
     const Operation& op = evaluation_[static_cast<std::size_t>(id)];
+    const ProgressScope progress(context_.progress, op.kind);
     wait_for_background(evaluation_, op);
     switch (op.kind) {
       case OpKind::allocate: allocate(op); break;

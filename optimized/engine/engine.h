@@ -18,6 +18,7 @@
 #include "optimized/engine/gpt_stage.h"
 #include "optimized/engine/parameter_store.h"
 #include "optimized/engine/rank_context.h"
+#include "optimized/engine/update_gate.h"
 #include "optimized/loss_scaling/fp8.h"
 #include "optimized/loss_scaling/loss_scaler.h"
 
@@ -35,6 +36,17 @@ struct EngineOptions {
   std::function<double(const Operation&)> injected_seconds = {};
   /// Called with the reduced gradients before anybody looks at them, to put a fault into what this rank keeps. Empty: none.
   std::function<void(ParameterStore&, std::int64_t step)> inject_gradient_fault = {};
+  /// Decides about each update when the gradients are complete and nothing has been changed yet; collective, the same on all
+  /// ranks. Not asked where the loss scaler has found an overflow. Empty: every update is applied.
+  std::function<UpdateDecision(const UpdateSigns&)> gate = {};
+  /// Called in training steps with the output of each block of this rank's forward pass, [tokens, hidden], as later blocks read
+  /// it: to look at it, or to put a fault into it. Empty: nobody.
+  std::function<void(std::int64_t step, int layer, TensorView output)> on_activation = {};
+  /// Called with each part of this rank's own gradients just before it is summed over the replicas (once a step where there are
+  /// none), to put a fault into it. Empty: nobody.
+  std::function<void(std::int64_t step, TensorView gradients)> touch_gradients = {};
+  /// The scheduled learning rate is multiplied by it. Empty: 1.
+  std::function<double(std::int64_t step)> learning_rate_factor = {};
 };
 
 struct StepResult {
@@ -44,7 +56,8 @@ struct StepResult {
   double learning_rate = 0;
   std::int64_t valid_tokens = 0;  ///< of the global batch
   double loss_scale = 1;          ///< that this step ran with
-  bool skipped = false;           ///< the gradient was not finite: nothing was updated
+  bool skipped = false;           ///< the gradient was not finite, or the gate said so: nothing was updated
+  bool retry = false;             ///< the gate wants this step once more: nothing was updated, nothing counts it
   // With experts:
   double auxiliary_loss = 0;                                   ///< weighted, not part of `loss`
   std::int64_t kept_assignments = 0, dropped_assignments = 0;  ///< of tokens to experts, over all layers
@@ -113,13 +126,14 @@ class Engine {
   void share_totals(StepState& state);
   [[nodiscard]] double loss_scale(const Batch& part, const StepState& state) const;
   void zero_gradients();
-  void reduce_gradients(OperationId id, const Operation& operation);
+  void reduce_gradients(OperationId id, const Operation& operation, StepState& state);
   [[nodiscard]] UnderWay reduce_bucket(int bucket, Progress progress);
   void reduce_all_buckets();
   [[nodiscard]] UnderWay scatter_bucket(const Operation& operation);
   void gather_parameters(OperationId id, const Operation& operation);
   void sum_tied_after_scatter(Communicator& replicas, TensorView bucket);
   void reduce_tensor_partials(const Operation& operation);
+  void show_own_gradients(TensorView gradients, StepState& state);
   void finish_gradients(StepState& state);
   void share_partials(const Operation& operation, StepState& state);
   void share_norm(StepState& state);
@@ -127,6 +141,8 @@ class Engine {
   void agree_on_overflow(StepState& state);
   void clip(StepState& state);
   [[nodiscard]] bool finish_scaled_step(const StepState& state);
+  [[nodiscard]] UpdateDecision ask_gate(StepState& state);
+  void leave_out(const UpdateDecision& decision, StepState& state);
   void update(StepState& state);
 
   RankContext context_;
@@ -145,6 +161,8 @@ class Engine {
   std::int64_t program_sequence_ = -1;
   StepProgram evaluation_;
   std::pair<std::int64_t, std::int64_t> evaluation_shape_{-1, -1};  // rows, sequence
+  std::int64_t current_step_ = 0;
+  std::int64_t busy_ns_ = 0;  // own work so far; counted where somebody asks
   std::int64_t updates_ = 0;
   std::int64_t loaded_updates_ = 0;  // for pitfalls: what a run that forgets where it was counts from
   std::function<void(const Engine&)> gradient_observer_;

@@ -41,7 +41,20 @@ void Engine::zero_gradients() {
   }
 }
 
-void Engine::reduce_gradients(OperationId id, const Operation& op) {
+void Engine::show_own_gradients(TensorView gradients, StepState& state) {
+  state.touched = true;
+  if (options_.touch_gradients) options_.touch_gradients(state.step, gradients);
+  // Once they are summed, what one rank got wrong is everywhere.
+  if (options_.gate && !std::isfinite(context_.kernels->squared_norm(gradients))) state.own_gradients_finite = false;
+}
+
+void Engine::reduce_gradients(OperationId id, const Operation& op, StepState& state) {
+  if (op.bucket >= 0 && (options_.gate || options_.touch_gradients)) {
+    const bool dealt = options_.plan.zero_stage > 0;
+    const Interval elements = dealt ? Interval{} : buckets_[static_cast<std::size_t>(op.bucket)].elements;
+    show_own_gradients(dealt ? store_.unit_gradients(op.bucket) : store_.all_gradients().flat(elements.begin, elements.size()),
+                       state);
+  }
   if (op.bucket == kTensorPartialGradients) {
     reduce_tensor_partials(op);
   } else if (op.bucket == kTiedEmbeddingGradient) {
@@ -155,6 +168,7 @@ void Engine::finish_gradients(StepState& state) {
     }
   };
   if (context_.pitfalls.on(Pitfall::gradient_off_by_a_little)) scale_if_held("h.0.attn.c_proj.weight", 1.003);
+  if (!state.touched && options_.touch_gradients) show_own_gradients(store_.kept_gradients(), state);
   const int last_rank = groups_.grid().size() - 1;
   if (context_.pitfalls.on(Pitfall::last_rank_gradient_scaled) && last_rank > 0 && groups_.rank() == last_rank) {
     scale_if_held("ln_f.weight", 1.01);
@@ -203,6 +217,29 @@ void Engine::clip(StepState& state) {
   state.result.clip_coefficient = clip_coefficient(options_.optimizer, clipped, context_.pitfalls);
 }
 
+// What a scaled step has overflowed with is the scaler's business.
+UpdateDecision Engine::ask_gate(StepState& state) {
+  if (!options_.gate || state.overflowed) return {};
+  UpdateSigns signs;
+  signs.step = state.step;
+  signs.loss_sum = groups_.here().tensor == 0 ? stage_.totals().loss_sum : 0.0;
+  signs.valid_tokens = static_cast<std::int64_t>(state.valid_tokens);
+  signs.gradient_norm = state.result.gradient_norm;
+  signs.gradient_is_finite = state.touched ? state.own_gradients_finite : state.partials.finite();
+  signs.clip_coefficient = state.result.clip_coefficient;
+  return options_.gate(signs);
+}
+
+void Engine::leave_out(const UpdateDecision& decision, StepState& state) {
+  if (compressed_) compressed_->finish_step(false);
+  if (decision.kind == UpdateDecision::Kind::retry) {
+    state.result.retry = true;
+    return;
+  }
+  state.result.skipped = true;
+  scaler_.count_skipped_step();
+}
+
 void Engine::update(StepState& state) {
   if (scales_loss(options_.plan) && !state.overflow_agreed) state.overflowed = !state.partials.finite();
   clip(state);
@@ -211,7 +248,14 @@ void Engine::update(StepState& state) {
   std::int64_t position = steps_count ? state.step : state.step - scaler_.state().skipped_steps;
   if (context_.pitfalls.on(Pitfall::schedule_restarts_on_load)) position -= loaded_updates_;
   state.result.learning_rate = scheduled_learning_rate(options_.optimizer, options_.schedule, position, options_.total_steps);
+  if (options_.learning_rate_factor) state.result.learning_rate *= options_.learning_rate_factor(state.step);
   const double scale = scaler_.scale();
+  const UpdateDecision decision = ask_gate(state);
+  if (decision.kind != UpdateDecision::Kind::apply) {
+    leave_out(decision, state);
+    return;
+  }
+  if (decision.clip_factor != 1) state.result.clip_coefficient *= decision.clip_factor;
   const bool applied = finish_scaled_step(state);
   if (compressed_) compressed_->finish_step(applied && state.partials.finite());
   if (!applied) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -76,6 +77,11 @@ class GptStage {
   [[nodiscard]] Work communicate(const Operation& op);
 
   [[nodiscard]] StageTotals take_totals() noexcept;
+  [[nodiscard]] const StageTotals& totals() const noexcept { return totals_; }
+
+  /// Called with the output of each block in the forward pass of training steps. Empty: nobody.
+  using OutputObserver = std::function<void(int layer, TensorView output)>;
+  void set_output_observer(OutputObserver observer) { output_observer_ = std::move(observer); }
 
  private:
   // A block's parameters by name in definition order; those of a dense MLP, the router, and those of the local experts.
@@ -254,6 +260,7 @@ class GptStage {
   };
   std::vector<Departing> departing_;
   StageTotals totals_;
+  OutputObserver output_observer_;
   Fp8Scaling* fp8_;
   bool recomputing_ = false;  // the operation at hand is a forward one that is done again
 };

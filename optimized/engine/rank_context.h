@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "core/heartbeat.h"
 #include "core/pitfall.h"
 #include "core/timeline.h"
 #include "core/trace.h"
@@ -17,7 +18,8 @@ struct RankContext {
   Arena* arena = nullptr;
   Timeline* timeline = nullptr;  ///< may be null
   PitfallSet pitfalls;
-  TraceSink trace{};  ///< may be empty
+  TraceSink trace{};                 ///< may be empty
+  ProgressSlot* progress = nullptr;  ///< may be null
 };
 
 }  // namespace tandem

@@ -72,6 +72,7 @@ void GptStage::mlp_merge(const Operation& op) {
     if (!added) k.add_bias(parameter(parameters_of(op.layer).mlps.front().projection_bias), a.out);
     trace_hidden(op, branch_name, a.out, Tokens::slice);
     k.dropout_residual_forward(dropout, a.out, a.middle, a.out);
+    if (output_observer_ && inputs_.training && !recomputing_) output_observer_(op.layer, a.out);
     trace_hidden(op, "", a.out, Tokens::slice);
     return;
   }

@@ -18,6 +18,8 @@ struct Engine::StepState {
   bool overflow_agreed = false;  // all ranks know whether any has a gradient that is not finite
   bool overflowed = false;
   bool reduced_early = false;  // pitfall
+  bool touched = false;        // some of this rank's own gradients have been shown before their reduction
+  bool own_gradients_finite = true;
   NormPartials partials{};
   double squared_norm = 0;  // of the scaled loss's gradient
   StageTotals totals{};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -64,6 +65,9 @@ class Fp8Scaling {
   /// Moves what was observed into the histories. Collective over `world` (all ranks that hold a part of the model), which may be
   /// null where there is one rank. A slot that no rank observed gets a 0, which counts as no entry.
   void end_step(Communicator* world, int step = -1);
+
+  /// What was observed since the last end_step() belongs to a step that is computed again.
+  void forget_step() { std::fill(current_.begin(), current_.end(), 0.0); }
 
   [[nodiscard]] Fp8ScalingState state() const { return {histories_, position_}; }
   /// Goes on from a saved state. Throws InputError where it was made for another model or history length.

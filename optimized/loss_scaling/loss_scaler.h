@@ -44,6 +44,9 @@ class LossScaler {
   /// update. Call it once a step, after everything that needs this step's scale.
   [[nodiscard]] bool finish_step(bool overflowed);
 
+  /// A step whose update was left out for another reason than an overflow: the scale knows nothing of it, the schedule does.
+  void count_skipped_step() noexcept { ++state_.skipped_steps; }
+
   [[nodiscard]] const LossScalerState& state() const noexcept { return state_; }
   /// Goes on from a saved state. A static scale or none comes from the plan, not from the checkpoint: only the number of skipped
   /// steps is taken over. Throws ContractError for a state that no scaler can have had.
