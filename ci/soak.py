@@ -76,8 +76,9 @@ def run_round(options, seed, root):
     plain = subprocess.run(command(options.tandem, seed, undisturbed, []), capture_output=True, text=True, env=environment, check=False)
     if plain.returncode != 0:
         return {**result, "why": f"the undisturbed run: {plain.stderr[-300:]}"}
+    # Steps are shorter than beats here, so that the supervisor may never see how long one takes: then a hang is one of the start.
     supervision = ["--supervise", "--heartbeat-seconds", "0.5", "--backoff-seconds", "0.1", "--max-restarts", "20",
-                   "--transport", options.transport]
+                   "--stall-seconds", "20", "--transport", options.transport]
     if chance.random() < 0.5:
         supervision += ["--memory-tier", str(root / "memory")]
     for text in script:

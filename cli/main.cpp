@@ -2,8 +2,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <csignal>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -36,6 +38,25 @@ void request_stop(int) {
     if (now.tv_sec > stop_requested_at + 1) _exit(tandem::kInterrupted);
   } else {
     stop_requested_at = now.tv_sec;
+  }
+}
+
+// On a stack of its own: generated code of matrix products keeps values below the stack pointer, where a handler's frame would
+// lie.
+void stop_on_signals() {
+  static std::array<std::byte, 1 << 16> memory;
+  stack_t stack{};
+  stack.ss_sp = memory.data();
+  stack.ss_size = memory.size();
+  sigaltstack(&stack, nullptr);
+  struct sigaction action {};
+  action.sa_handler = request_stop;
+  action.sa_flags = SA_ONSTACK | SA_RESTART;
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP}) {
+    struct sigaction before {};
+    sigaction(signal, &action, &before);
+    // Who has said that a closed terminal is no reason to stop means it.
+    if (signal == SIGHUP && before.sa_handler == SIG_IGN) sigaction(signal, &before, nullptr);
   }
 }
 
@@ -93,9 +114,7 @@ int run(tandem::CommandLine& line, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::signal(SIGINT, request_stop);
-  std::signal(SIGTERM, request_stop);
-  std::signal(SIGUSR1, request_stop);
+  stop_on_signals();
   std::signal(SIGPIPE, SIG_DFL);
   CLI::App app{
       "tandem: every technique of large-scale LLM training twice, as a reference and optimized, proven equal and measured"};

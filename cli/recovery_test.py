@@ -153,7 +153,8 @@ class Threads(Runs):
         self.assertIn("3 attempts, 2 failures", done.stdout)
 
     def test_a_damaged_checkpoint_is_passed_over(self):
-        done = self.supervise(*faults("corrupt@step=13", "kill@step=14"))
+        # At once, so that the one that is damaged is the newest.
+        done = self.supervise(*faults("corrupt@step=13", "kill@step=14"), "--set", "checkpoint_async=false")
         self.assert_undisturbed()
         self.assertIn("step-00000010", done.stderr)
         self.assertEqual(self.incidents("exit")[0]["action"], "restart from step 5")

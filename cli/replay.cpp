@@ -24,10 +24,21 @@ bool same(double left, double right) {
 }
 
 void require_whole(const IncidentBundle& bundle, const std::string& folder) {
+  if (bundle.start_step > 0 && bundle.checkpoint.empty()) {
+    throw InputError(fmt::format("{}: cannot be computed again: the checkpoint of step {} was not in the run's folder then",
+                                 folder, bundle.start_step));
+  }
   const auto steps = static_cast<std::size_t>(bundle.step - bundle.start_step + 1);
   if (bundle.step >= bundle.start_step && bundle.losses.size() == steps && bundle.gradient_norms.size() == steps) return;
   throw InputError(fmt::format("{}: bundle.json has {} losses and {} norms for the steps {} to {}", folder, bundle.losses.size(),
                                bundle.gradient_norms.size(), bundle.start_step + 1, bundle.step + 1));
+}
+
+std::string verdict(bool has_batch, bool came_as_before, bool is_again) {
+  if (!has_batch) return "cannot be told: the data has changed since, or was garbage only when it was read then";
+  if (!came_as_before)
+    return "other numbers already before it: the state had left its course, or another build computes otherwise";
+  return is_again ? "the same numbers again: it is the data or the state" : "other numbers than recorded: it was the machine";
 }
 
 TrainOptions options_of(const IncidentBundle& bundle, const std::filesystem::path& folder) {
@@ -93,12 +104,8 @@ int replay_incident(const TrainArguments& arguments) {
   fmt::print("steps before the incident: {} of {} as recorded, bit for bit\n", equal, before);
   const bool is_again = same(report.steps.back().loss, bundle.losses.back()) &&
                         same(report.steps.back().gradient_norm, bundle.gradient_norms.back());
-  if (equal == before) {
-    fmt::print(
-        "step {}, batch {}: {}\n", bundle.step + 1, bundle.batch,
-        is_again ? "the same numbers again: it is the data or the state" : "other numbers than recorded: it was the machine");
-  }
-  return job.agree_on_status(equal == before ? kGood : kCheckFailed);
+  fmt::print("step {}, batch {}: {}\n", bundle.step + 1, bundle.batch, verdict(has_batch, equal == before, is_again));
+  return job.agree_on_status(has_batch && equal == before ? kGood : kCheckFailed);
 }
 
 }  // namespace tandem

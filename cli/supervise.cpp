@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <utility>
@@ -131,7 +132,11 @@ int finish(const TrainArguments& arguments, const SupervisedRun& run, const std:
   print_supervised(run);
   if (!arguments.json.empty()) write_output(arguments.json, supervised_json(run));
   switch (report.end) {
-    case End::finished: return kGood;
+    case End::finished:
+      if (run.newest_step >= run.steps) return kGood;
+      note(fmt::format("the workers have ended without an error, but the newest checkpoint is of step {} of {}", run.newest_step,
+                       run.steps));
+      return kRunBroke;
     case End::interrupted:
       note(fmt::format("interrupted; the same command goes on from what was saved in {}", run.output));
       if (arguments.supervise.requeue) requeue_job();
@@ -147,6 +152,7 @@ int finish(const TrainArguments& arguments, const SupervisedRun& run, const std:
 
 int supervise_run(const TrainArguments& given, const std::atomic<bool>& stop) {
   const TrainArguments arguments = with_folder(given);
+  std::signal(SIGPIPE, SIG_IGN);  // a reader who has seen enough is no reason to end a run, here and in the workers
   static_cast<void>(to_world_settings(arguments.world));
   static_cast<void>(parse_faults(arguments.faults));
   require_writable(arguments.json, "--json");
@@ -170,9 +176,13 @@ int supervise_run(const TrainArguments& given, const std::atomic<bool>& stop) {
   const std::size_t before = incidents_since(arguments.output, 0).size();
   IncidentLog log(arguments.output);
   SupervisedRun run;
+  const double began_unix_seconds = unix_seconds();
   run.report = supervise(options, launcher, beats, log, stop, say);
+  count_steps(steps_since(metrics_file(arguments), began_unix_seconds), run.report);
   run.incidents = incidents_since(arguments.output, before);
   run.output = arguments.output;
+  run.newest_step = newest_step_of(plan).value_or(0);
+  run.steps = plan.config.steps;
   run.checkpoint_every_steps = plan.config.checkpoint_every_steps;
   return finish(arguments, run, launcher.refusal());
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/train_options.h"
+#include "optimized/monitoring/step_metrics.h"
 #include "optimized/recovery/supervisor.h"
 
 namespace tandem {
@@ -21,8 +22,11 @@ struct SupervisedRun {
   SupervisorReport report;
   std::vector<Incident> incidents;  ///< of the log: the workers', too
   std::string output;
+  std::int64_t newest_step = 0, steps = 0;  ///< of the checkpoints; that the run was to have
   std::int64_t checkpoint_every_steps = 0;
 };
+/// Useful and redone time by the steps themselves, where they were written down; else it stays what beats have shown.
+void count_steps(const std::vector<StepMetrics>& steps, SupervisorReport& report);
 void print_supervised(const SupervisedRun& run);
 [[nodiscard]] std::string supervised_json(const SupervisedRun& run);
 

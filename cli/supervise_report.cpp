@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <map>
 #include <optional>
 
 #include <fmt/format.h>
@@ -71,6 +72,20 @@ nlohmann::json to_json(const Incident& incident) {
 }
 
 }  // namespace
+
+// Beats see steps coarsely. Of a step that was done several times, the last time counts.
+void count_steps(const std::vector<StepMetrics>& steps, SupervisorReport& report) {
+  if (steps.empty()) return;
+  std::map<std::int64_t, double> counted;
+  double all_seconds = 0;
+  for (const StepMetrics& step : steps) {
+    all_seconds += step.step_seconds;
+    counted[step.step] = step.step_seconds;
+  }
+  report.useful_seconds = 0;
+  for (const auto& [step, seconds] : counted) report.useful_seconds += seconds;
+  report.redone_seconds = all_seconds - report.useful_seconds;
+}
 
 void print_supervised(const SupervisedRun& run) {
   const SupervisorReport& report = run.report;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <span>
@@ -16,6 +17,7 @@
 #include "core/io/hash.h"
 #include "optimized/checkpoint/catalogue.h"
 #include "optimized/checkpoint/tiers.h"
+#include "optimized/monitoring/metrics_jsonl.h"
 #include "optimized/recovery/fault_injector.h"
 
 namespace tandem {
@@ -79,6 +81,7 @@ RunLauncher::RunLauncher(const TrainArguments& arguments, const TrainPlan& plan,
       known_lost_(lost_ranks_of(plan).size()) {}
 
 std::unique_ptr<Worker> RunLauncher::start(const Attempt& attempt) {
+  started_unix_seconds_ = unix_seconds();
   try {
     return processes_.start(attempt);
   } catch (const Error& error) {
@@ -98,6 +101,12 @@ std::optional<std::int64_t> RunLauncher::newest_step() {
   const std::optional<std::int64_t> step = newest_step_of(plan_);
   goes_on_ = step.has_value();
   return step;
+}
+
+// The last line of the present attempt: after a rollback it is not the highest.
+std::optional<std::int64_t> RunLauncher::steps_done() {
+  const std::vector<StepMetrics> steps = steps_since(metrics_file(arguments_), started_unix_seconds_);
+  return steps.empty() ? std::nullopt : std::optional(steps.back().step);
 }
 
 std::vector<std::string> RunLauncher::command(const Attempt& attempt) const {
@@ -159,6 +168,23 @@ void RunLauncher::add_run_arguments(std::vector<std::string>& words) const {
 std::string run_mark(const std::string& output) {
   const std::string name = std::filesystem::weakly_canonical(std::filesystem::absolute(output)).string();
   return "TANDEM_RUN=" + to_hex(hash64(std::as_bytes(std::span(name))));
+}
+
+std::string metrics_file(const TrainArguments& arguments) {
+  return arguments.metrics.empty() ? (std::filesystem::path(arguments.output) / "metrics.jsonl").string() : arguments.metrics;
+}
+
+double unix_seconds() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+std::vector<StepMetrics> steps_since(const std::string& file, double since_unix_seconds) {
+  std::vector<StepMetrics> steps;
+  try {
+    steps = read_metrics(file).steps;
+  } catch (const Error&) {
+    return {};  // none were written, or the file is not ours
+  }
+  std::erase_if(steps, [since_unix_seconds](const StepMetrics& step) { return step.unix_seconds < since_unix_seconds; });
+  return steps;
 }
 
 std::optional<std::int64_t> newest_step_of(const TrainPlan& plan) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/train_options.h"
+#include "optimized/monitoring/step_metrics.h"
 #include "optimized/recovery/process_launcher.h"
 
 namespace tandem {
@@ -22,6 +23,7 @@ class RunLauncher final : public Launcher {
   /// Those of the last attempt alone: a shrunk plan has no place for earlier ones.
   [[nodiscard]] std::vector<int> lost_ranks() override;
   [[nodiscard]] std::optional<std::int64_t> newest_step() override;
+  [[nodiscard]] std::optional<std::int64_t> steps_done() override;
 
   /// Why nothing could be started, in one line; empty: it could.
   [[nodiscard]] const std::string& refusal() const noexcept { return refusal_; }
@@ -36,11 +38,17 @@ class RunLauncher final : public Launcher {
   ProcessLauncher processes_;
   bool goes_on_;
   std::size_t known_lost_ = 0;
+  double started_unix_seconds_ = 0;  // the present attempt
   std::string refusal_;
 };
 
 /// NAME=VALUE in the environment of all processes of the run with this folder.
 [[nodiscard]] std::string run_mark(const std::string& output);
+/// Where the workers of a supervised run write a line for each step.
+[[nodiscard]] std::string metrics_file(const TrainArguments& arguments);
+[[nodiscard]] double unix_seconds();
+/// Of a metrics file, the steps that ended after this moment, in their order; none where it cannot be read.
+[[nodiscard]] std::vector<StepMetrics> steps_since(const std::string& file, double since_unix_seconds);
 /// Newest step that the workers would go on from, over all tiers; nothing: the beginning.
 [[nodiscard]] std::optional<std::int64_t> newest_step_of(const TrainPlan& plan);
 /// The same without memory, where it is beyond that step.

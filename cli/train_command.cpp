@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -54,11 +55,18 @@ std::string describe_step(std::int64_t step, const StepResult& result, double st
 
 // A run that ended but trained nothing that is of use.
 std::optional<std::string> what_broke(const TrainReport& report) {
+  // A step that was left out has cost nothing, and what the last ones say is what there is.
+  constexpr std::int64_t kNever = -1;
+  std::int64_t since = kNever;
   for (std::size_t i = 0; i < report.steps.size(); ++i) {
-    if (std::isfinite(report.steps[i].loss)) continue;
+    const StepResult& step = report.steps[i];
+    if (step.skipped) continue;
+    if (std::isfinite(step.loss)) since = kNever;
+    if (!std::isfinite(step.loss) && since == kNever) since = report.first_step + static_cast<std::int64_t>(i) + 1;
+  }
+  if (since != kNever) {
     return fmt::format(
-        "the loss is not finite from step {} on; go back to a checkpoint before it, or start lower (learning_rate)",
-        report.first_step + static_cast<std::int64_t>(i) + 1);
+        "the loss is not finite from step {} on; go back to a checkpoint before it, or start lower (learning_rate)", since);
   }
   const auto applied = std::count_if(report.steps.begin(), report.steps.end(), [](const StepResult& s) { return !s.skipped; });
   if (applied > 0 || report.steps.size() < 10) return std::nullopt;
@@ -144,6 +152,7 @@ void add_reports(TrainOptions& options, TrainWatch& watch, ProgressLine& progres
 }
 
 int train_here(const TrainArguments& arguments, const std::atomic<bool>& stop) {
+  if (!arguments.worker.heartbeat.empty()) std::signal(SIGPIPE, SIG_IGN);  // whoever reads, it is not for them that we train
   const WorldSettings world = to_world_settings(arguments.world);
   const Job job(world);
   TrainWatch watch(arguments, job);
@@ -172,6 +181,7 @@ int train_here(const TrainArguments& arguments, const std::atomic<bool>& stop) {
   options.resume = plan.resume;
   options.stop = &stop;
   options.world = world;
+  if (!arguments.trace.empty()) options.kept_spans = 0;
   watch.attach(options, plan);
   add_reports(options, watch, progress, plan);
   const TrainReport report = train(options);

@@ -22,8 +22,9 @@ void add_run(std::vector<ConfigField>& fields) {
       number("run", "checkpoint_every_steps", kAnyCount, "0 means at the end only", in_run(&RunConfig::checkpoint_every_steps)));
   fields.push_back(flag("run", "checkpoint_async", "checkpoints are written while training goes on; false: it waits for them",
                         in_run(&RunConfig::checkpoint_async)));
-  fields.push_back(
-      number("run", "checkpoint_keep", kAnyCount, "newest checkpoints that stay; 0: all", in_run(&RunConfig::checkpoint_keep)));
+  fields.push_back(number("run", "checkpoint_keep", kAnyCount,
+                          "newest checkpoints that stay, beside the last one that is known to be healthy; 0: all",
+                          in_run(&RunConfig::checkpoint_keep)));
 }
 
 void add_data(std::vector<ConfigField>& fields) {

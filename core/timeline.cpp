@@ -33,23 +33,34 @@ void Timeline::record(Span span) {
   if (!enabled_) return;
   const std::scoped_lock lock(mutex_);
   spans_.push_back(std::move(span));
+  if (most_ == 0 || spans_.size() <= most_) return;
+  const std::size_t doomed = spans_.size() - most_ / 2;
+  spans_.erase(spans_.begin(), spans_.begin() + static_cast<std::ptrdiff_t>(doomed));
+  dropped_ += doomed;
+}
+
+void Timeline::keep_last(std::size_t most) {
+  const std::scoped_lock lock(mutex_);
+  most_ = most;
 }
 
 std::vector<Span> Timeline::spans() const { return spans_from(0); }
 
 std::vector<Span> Timeline::spans_from(std::size_t count) const {
   const std::scoped_lock lock(mutex_);
-  return {spans_.begin() + static_cast<std::ptrdiff_t>(std::min(count, spans_.size())), spans_.end()};
+  const std::size_t first = std::min(count - std::min(count, dropped_), spans_.size());
+  return {spans_.begin() + static_cast<std::ptrdiff_t>(first), spans_.end()};
 }
 
 std::size_t Timeline::count() const {
   const std::scoped_lock lock(mutex_);
-  return spans_.size();
+  return dropped_ + spans_.size();
 }
 
 void Timeline::clear() {
   const std::scoped_lock lock(mutex_);
   spans_.clear();
+  dropped_ = 0;
 }
 
 SpanScope::SpanScope(Timeline* timeline, std::string name, Activity activity, int step, Lane lane)

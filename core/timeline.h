@@ -57,16 +57,19 @@ class Timeline {
 
   void record(Span span);
   [[nodiscard]] std::vector<Span> spans() const;
-  /// Those recorded since there were `count`; and how many there are.
+  /// Those recorded since there had been `count`, as far as they are kept; and how many there have been.
   [[nodiscard]] std::vector<Span> spans_from(std::size_t count) const;
   [[nodiscard]] std::size_t count() const;
   void clear();
+  /// Of more than `most` spans the older ones are dropped, up to a half of them at a time: a run of weeks has no end of them.
+  void keep_last(std::size_t most);
   void set_enabled(bool enabled) noexcept { enabled_ = enabled; }
   [[nodiscard]] bool enabled() const noexcept { return enabled_; }
 
  private:
   mutable std::mutex mutex_;
   std::vector<Span> spans_;
+  std::size_t dropped_ = 0, most_ = 0;  // 0: all are kept
   bool enabled_ = true;
 };
 

@@ -75,6 +75,26 @@ TEST(Timeline, TakesSpansFromTwoThreads) {
   EXPECT_EQ(on_compute, 1000U);
 }
 
+TEST(Timeline, KeepsTheLastAndCountsAll) {
+  Timeline timeline;
+  timeline.keep_last(10);
+  for (int i = 0; i < 1000; ++i) {
+    Span span;
+    span.step = i;
+    timeline.record(std::move(span));
+    ASSERT_LE(timeline.spans().size(), 10U);
+    ASSERT_GE(timeline.spans().size(), std::min<std::size_t>(5, static_cast<std::size_t>(i) + 1));
+    ASSERT_EQ(timeline.spans().back().step, i);
+    ASSERT_EQ(timeline.count(), static_cast<std::size_t>(i) + 1);
+  }
+
+  const std::vector<Span> since = timeline.spans_from(997);
+  ASSERT_EQ(since.size(), 3U);
+  EXPECT_EQ(since.front().step, 997);
+  EXPECT_EQ(timeline.spans_from(3).size(), timeline.spans().size()) << "older ones are gone";
+  EXPECT_TRUE(timeline.spans_from(2000).empty());
+}
+
 TEST(Timeline, ActivitiesAndPurposesHaveDistinctNames) {
   std::set<std::string_view> activities;
   for (int i = 0; i <= static_cast<int>(Activity::step); ++i) activities.insert(name(static_cast<Activity>(i)));

@@ -155,7 +155,7 @@ Case hang_case() {
     const ScratchFolder scratch("recovery");
     RecoveryScript script = recovery_script(variant, context);
     const RecoveryRun undisturbed = run_undisturbed(script, context, scratch.path() / "undisturbed");
-    script.detector.stall_seconds = {60, 2 * kHangSeconds, kHangSeconds, kHangSeconds, 60, 2 * kHangSeconds, 0};
+    script.detector.stall_seconds = {5 * kHangSeconds, 2 * kHangSeconds, kHangSeconds, kHangSeconds, 60, 2 * kHangSeconds, 0};
     script.faults = {"hang@step=5,rank=1", "hang@step=1,rank=2,during=restore", "hang@step=6,during=save"};
     const auto stuck = std::make_shared<StuckSource>(script.inputs.data, 1);
     script.inputs.data = stuck;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/anomaly/finding.h"
 
+#include <cmath>
+
 #include <fmt/format.h>
 
 namespace tandem {
@@ -12,7 +14,9 @@ std::string what(const AnomalyFinding& finding) {
     case AnomalyMonitor::gradient_not_finite: return "loss or gradient is not finite";
     case AnomalyMonitor::loss_spike: return fmt::format("the loss spikes: z {}", seen);
     case AnomalyMonitor::norm_spike: return fmt::format("the gradient norm spikes: z {}", seen);
-    case AnomalyMonitor::activation_range: return fmt::format("an activation is out of range: largest magnitude {}", seen);
+    case AnomalyMonitor::activation_range:
+      if (!std::isfinite(finding.value)) return "an activation is not finite";
+      return fmt::format("an activation is out of range: largest magnitude {}", seen);
     case AnomalyMonitor::weight_not_finite: return "a weight or its optimizer state is not finite";
     case AnomalyMonitor::weight_range: return fmt::format("a weight is out of range: largest magnitude {}", seen);
     case AnomalyMonitor::replica_divergence: return "a copy of the state differs from its replicas";

@@ -86,7 +86,7 @@ std::string AnomalyIncident::describe() const {
   if (retried) text += "; computed again it is the same";
   switch (decision) {
     case AnomalyDecision::go_on: text += "; training goes on"; break;
-    case AnomalyDecision::skip_step: text += "; left out"; break;
+    case AnomalyDecision::skip_step: text += unsaved ? "; training goes on, this state is not saved" : "; left out"; break;
     case AnomalyDecision::clip_harder: text += "; the gradient is clipped to its usual norm"; break;
     case AnomalyDecision::retry: text += "; computed again"; break;
     case AnomalyDecision::roll_back: text += fmt::format("; back to step {}", rolled_back_to.value_or(0)); break;

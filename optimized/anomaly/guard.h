@@ -26,6 +26,7 @@ struct AnomalyGuardOptions {
   RunConfig config;
   std::filesystem::path
       folder;                   ///< of the run's checkpoints: ledger and bundles are kept there; empty: nowhere, and no roll back
+  bool starts_anew = false;     ///< no step was done before: what the folder's ledger says is of another run
   std::int64_t first_step = 0;  ///< that this attempt begins with
   std::string data;             ///< as the command line named it, for bundles
   std::string data_identity;
@@ -43,6 +44,7 @@ struct AnomalyIncident {
   std::int64_t batch = -1;  ///< that the step trained on
   bool retried = false;     ///< the step had been computed twice when this was decided
   bool repaired = false;    ///< and was as it should be the second time: training goes on as if nothing had been
+  bool unsaved = false;     ///< the state was to become a checkpoint, and does not; said of each
   std::optional<std::int64_t> rolled_back_to;  ///< steps done
   std::optional<std::int64_t> skipped_batch;
   std::filesystem::path bundle;                ///< folder that replays it; empty where none was written

@@ -15,13 +15,14 @@ namespace {
 // What a rank says of its state.
 struct OwnState {
   std::string not_finite;  // first tensor that is not; empty: none
+  bool only_here = false;  // and some of it is on no other rank
   std::string out_of_range;
   double value = 0, limit = 0;
   std::vector<GroupHash> hashes;
 };
 template <class Archive>
 void serialize(Archive& archive, OwnState& state) {
-  archive(state.not_finite, state.out_of_range, state.value, state.limit, state.hashes);
+  archive(state.not_finite, state.only_here, state.out_of_range, state.value, state.limit, state.hashes);
 }
 
 using NamedHashes = std::vector<std::pair<std::string, std::uint64_t>>;
@@ -52,6 +53,7 @@ std::string AnomalyGuard::State::own_state() {
     bytes_ += piece.values.size_bytes();
     if (!seen.finite) {
       if (own.not_finite.empty()) own.not_finite = piece.name;
+      own.only_here = own.only_here || !piece.whole;
     } else if (piece.is_weight) {
       const auto excess = weights_.see(piece.name, seen.largest);
       if (!excess || !own.out_of_range.empty()) continue;
@@ -77,9 +79,12 @@ void AnomalyGuard::State::append_state_findings(const std::vector<std::string>& 
   AnomalyFinding not_finite, out_of_range;
   not_finite.monitor = AnomalyMonitor::weight_not_finite;
   out_of_range.monitor = AnomalyMonitor::weight_range;
+  bool only_there = false;
   for (int rank = 0; rank < world_.size(); ++rank) {
     auto state = from_bytes<OwnState>(said[static_cast<std::size_t>(rank)]);
-    if (not_finite.rank < 0 && !state.not_finite.empty()) {
+    // What ZeRO's owner of a part has spoilt, all have after the next update: its moments tell who it was.
+    if (!state.not_finite.empty() && (not_finite.rank < 0 || (state.only_here && !only_there))) {
+      only_there = state.only_here;
       not_finite.rank = rank;
       not_finite.where = state.not_finite;
     }

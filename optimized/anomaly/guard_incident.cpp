@@ -77,6 +77,10 @@ AnomalyGuard::State::State(AnomalyGuardOptions options, Engine& engine)
   read = of_first_rank(world_, read);
   if (!read.second.empty()) throw InputError(read.second);
   ledger_ = std::move(read.first);
+  if (options_.starts_anew && ledger_ != AnomalyLedger()) {
+    ledger_ = {.skipped_batches = {}, .healthy_steps = {}, .rollbacks = {}, .incidents = ledger_.incidents};
+    share_ledger();
+  }
   // The run goes on from before them: they are of another course.
   std::erase_if(ledger_.healthy_steps, [this](std::int64_t step) { return step > options_.first_step; });
   if (options_.first_step > 0) unconfirmed_.try_emplace(options_.first_step, 0);
@@ -134,23 +138,28 @@ bool AnomalyGuard::State::is_new(const Findings& findings) {
   return any;
 }
 
-void AnomalyGuard::State::conclude(const Findings& findings, const PolicyVerdict& verdict) {
+void AnomalyGuard::State::conclude(const Findings& findings, const PolicyVerdict& verdict, bool unsaved) {
   const bool is_let_be = verdict.decision == AnomalyDecision::go_on || verdict.decision == AnomalyDecision::skip_step;
-  if (!is_new(findings) && is_let_be) return;
+  const bool is_known = !is_new(findings) && is_let_be;
+  // Of checkpoints that are not written, each is told.
+  if (is_known && !unsaved) return;
   AnomalyIncident incident;
   incident.findings = findings;
   incident.decision = verdict.decision;
   incident.step = step_;
   incident.batch = batch_;
   incident.retried = retrying_;
+  incident.unsaved = unsaved;
   // The bundle is of the run as it was: its list does not have the batch yet.
-  const bool goes_on_as_before = was_unusual_ && verdict.decision == AnomalyDecision::go_on;
+  const bool goes_on_as_before = is_known || (was_unusual_ && verdict.decision == AnomalyDecision::go_on);
   const bool with_bundle = !std::ranges::all_of(findings, is_performance) && !goes_on_as_before;
   incident.problem = write_down(incident, with_bundle);
   if (verdict.decision == AnomalyDecision::roll_back) {
     incident.rolled_back_to = target_;
     ++ledger_.rollbacks[*target_];
     std::erase_if(ledger_.healthy_steps, [this](std::int64_t step) { return step > *target_; });
+    // None of them is there and verifies: rollback_step() must not name one.
+    if (!ledger_.healthy_steps.contains(*target_)) ledger_.healthy_steps.clear();
     if (verdict.skip_batch && batch_ >= 0) {
       ledger_.skipped_batches.insert(batch_);
       incident.skipped_batch = batch_;
@@ -179,14 +188,27 @@ std::string AnomalyGuard::State::write_down(AnomalyIncident& incident, bool with
   return written.second;
 }
 
+// The newest place to go back to that a replay can begin at: its checkpoint is written already, or it is the beginning, and this
+// attempt knows all steps since. Where there is none the target itself.
+std::int64_t AnomalyGuard::State::bundle_start() const {
+  const std::int64_t target = target_.value_or(options_.first_step);
+  std::set<std::int64_t> places = ledger_.healthy_steps;
+  places.insert({target, options_.first_step});
+  for (auto place = places.rbegin(); place != places.rend(); ++place) {
+    const bool begins_here = *place == options_.first_step && !monitor_.has(*place);
+    const bool is_left_behind = *place > target && *place != options_.first_step;
+    if (is_left_behind || !(begins_here || monitor_.knows(*place))) continue;
+    if (*place == 0 || is_there(options_.folder / step_folder_name(*place))) return *place;
+  }
+  return target;
+}
+
 fs::path AnomalyGuard::State::bundle_of(const AnomalyIncident& incident) {
   IncidentBundle bundle;
   bundle.config = options_.config;
   bundle.data = options_.data;
   bundle.data_identity = options_.data_identity;
-  bundle.start_step = target_.value_or(options_.first_step);
-  // What an attempt before this one has computed is not known.
-  if (bundle.start_step < options_.first_step && !monitor_.knows(bundle.start_step)) bundle.start_step = options_.first_step;
+  bundle.start_step = bundle_start();
   const std::string checkpoint = step_folder_name(bundle.start_step);
   if (is_there(options_.folder / checkpoint)) bundle.checkpoint = checkpoint;
   bundle.skipped_batches = {ledger_.skipped_batches.begin(), ledger_.skipped_batches.end()};
@@ -251,7 +273,7 @@ AnomalyDecision AnomalyGuard::State::before_save() {
   const bool broken = std::ranges::any_of(
       findings, [](const AnomalyFinding& finding) { return kind_of(finding.monitor) == FindingKind::broken; });
   if (broken && verdict.decision == AnomalyDecision::go_on) verdict.decision = AnomalyDecision::skip_step;
-  conclude(findings, verdict);
+  conclude(findings, verdict, verdict.decision == AnomalyDecision::skip_step);
   for (auto& [checkpoint, steps] : unconfirmed_) steps = 0;
   return verdict.decision;
 }

@@ -6,6 +6,7 @@
 #include "optimized/anomaly/bundle.h"
 #include "optimized/anomaly/guard_test_support.h"
 #include "optimized/checkpoint/catalogue.h"
+#include "optimized/checkpoint/publish.h"
 
 namespace tandem {
 namespace {
@@ -78,6 +79,55 @@ TEST(AnomalyGuard, ConfirmsACheckpointByTheStepsBehindItAndKnowsItAfterARestart)
       EXPECT_EQ(rank.guard().ledger().incidents, 1);
     });
   }
+}
+
+TEST(AnomalyGuard, PassesOverHealthyCheckpointsThatAreNotThere) {
+  for (const std::int64_t there : {2, 4}) {  // 4 is where the attempt began
+    const TestFolder folder;
+    AnomalyLedger ledger;
+    ledger.healthy_steps = {2, 3};
+    write_anomaly_ledger(folder.path(), ledger, system_files());
+    std::filesystem::create_directory(folder / "step-00000004");
+    if (there == 2) std::filesystem::create_directory(unfinished_folder(folder.path(), 2));
+    on_ranks(2, [&](Communicator& comm) {
+      RunConfig config = tiny({.data = 2}, AnomalyAction::rollback);
+      config.anomaly.retry = false;
+      Watched rank(comm, config, folder.path(), {}, 4);
+      rank.touch_gradients = [](std::int64_t step, TensorView values) {
+        if (step == 5) set(values, kNan);
+      };
+      ASSERT_EQ(rank.step(4), AnomalyDecision::go_on);
+      EXPECT_EQ(rank.step(5), AnomalyDecision::roll_back);
+      EXPECT_EQ(rank.guard().incidents().front().rolled_back_to, there);
+      EXPECT_EQ(rank.guard().rollback_step(), there);
+      const IncidentBundle bundle = read_bundle(rank.guard().incidents().front().bundle);
+      EXPECT_EQ(bundle.checkpoint, "step-00000004") << "what was before is not known";
+      EXPECT_EQ(bundle.losses.size(), 2U);
+    });
+  }
+}
+
+TEST(AnomalyGuard, BeginsABundleAtACheckpointThatIsWritten) {
+  const TestFolder folder;
+  std::filesystem::create_directory(folder / "step-00000002");
+  std::filesystem::create_directory(unfinished_folder(folder.path(), 5));
+  on_ranks(2, [&](Communicator& comm) {
+    RunConfig config = tiny({.data = 2}, AnomalyAction::report);
+    config.anomaly.retry = false;
+    Watched rank(comm, config, folder.path());
+    rank.touch_gradients = [](std::int64_t step, TensorView values) {
+      if (step == 8) set(values, kNan);
+    };
+    for (int step = 0; step < 9; ++step) {
+      if (step == 2 || step == 5) rank.guard().saved(step);
+      ASSERT_EQ(rank.step(step), AnomalyDecision::go_on);
+    }
+    EXPECT_EQ(rank.guard().rollback_step(), 5) << "it will be written by the time that it is read";
+    const IncidentBundle bundle = read_bundle(rank.guard().incidents().front().bundle);
+    EXPECT_EQ(bundle.start_step, 2);
+    EXPECT_EQ(bundle.checkpoint, "step-00000002");
+    EXPECT_EQ(bundle.losses.size(), 7U);
+  });
 }
 
 TEST(AnomalyGuard, EndsTheRunAfterTooManyRollbacksToTheSamePlace) {

@@ -59,11 +59,12 @@ class AnomalyGuard::State {
 
   // Consequences. Collective.
   [[nodiscard]] PolicyVerdict judge(const Findings& findings, bool retried);
-  void conclude(const Findings& findings, const PolicyVerdict& verdict);
+  void conclude(const Findings& findings, const PolicyVerdict& verdict, bool unsaved = false);
   void confirm();
   [[nodiscard]] std::optional<std::int64_t> find_target() const;
   void resolve_target();
   [[nodiscard]] std::string write_down(AnomalyIncident& incident, bool with_bundle);
+  [[nodiscard]] std::int64_t bundle_start() const;
   [[nodiscard]] std::filesystem::path bundle_of(const AnomalyIncident& incident);
   void share_ledger();
   [[nodiscard]] bool leads() const { return world_.rank() == 0; }

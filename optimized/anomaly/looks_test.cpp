@@ -180,6 +180,9 @@ TEST(AnomalyFinding, IsOneLineThatNamesRankAndPlace) {
   finding.value = 15.5;
   finding.limit = 12;
   EXPECT_EQ(finding.describe(), "the loss spikes: z 15.5, limit 12");
+  finding = of(AnomalyMonitor::activation_range);
+  finding.value = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(finding.describe(), "an activation is not finite") << "no limit is known so early";
 }
 
 }  // namespace

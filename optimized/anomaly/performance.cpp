@@ -13,6 +13,8 @@ namespace {
 constexpr DriftRule kThroughput{.window = 64, .least = 16, .ratio = 4, .sustain = 8};
 constexpr DriftRule kCollective{.ratio = 5, .floor = 2e-3};
 constexpr DriftRule kComputeShare{.ratio = 2.5, .floor = 1};
+// What a rank's step takes longer than that of the others because another program had its core for a while is less than this.
+constexpr double kLeastLagSeconds = 0.02;
 constexpr std::size_t kMostCollectives = 256;
 // Samples whose probes say what a link takes: the machine may be busy during one of them.
 constexpr int kBaselines = 3;
@@ -98,7 +100,11 @@ std::optional<AnomalyFinding> PerformanceMonitor::slow_rank(std::int64_t step, c
     }
     const double usual = median_of(std::move(others));
     if (!(usual > 0)) continue;
-    const std::optional<double> ratio = compute_[rank].see(by_rank[rank].compute_seconds / usual);
+    double share = by_rank[rank].compute_seconds / usual;
+    if (by_rank[rank].compute_seconds - usual < kLeastLagSeconds) {
+      share = std::min(share, compute_[rank].median() + 0.5 * kComputeShare.floor);  // not unusual
+    }
+    const std::optional<double> ratio = compute_[rank].see(share);
     if (!ratio || found) continue;
     found = finding_of(AnomalyMonitor::slow_rank, step, *ratio, kComputeShare.ratio);
     found->rank = static_cast<int>(rank);

@@ -77,6 +77,7 @@ std::string to_json(const CheckpointManifest& manifest) {
   add("learning_rate", json(finite(info.learning_rate, "learning_rate")).dump());
   add("data", json(info.data).dump());
   add("data_identity", json(info.data_identity).dump());
+  if (!info.skipped_batches.empty()) add("skipped_batches", json(info.skipped_batches).dump());
   add("loss_scale", to_json(info.loss_scaler).dump());
   add("fp8", to_json(info.fp8).dump());
   add("libraries", json(manifest.libraries).dump());

@@ -23,6 +23,7 @@ struct CheckpointInfo {
   std::int64_t next_step = 0;      ///< the first step that is not yet in the parameters
   std::string data;                ///< where the batches came from, as the command line named it
   std::string data_identity = {};  ///< BatchSource::identity(): the same rows come from a source that says the same
+  std::vector<std::int64_t> skipped_batches = {};  ///< that no step takes (optimized/anomaly/skip_list.h), ascending
   // Of the engine; saving takes them from there:
   std::int64_t updates = 0;
   double learning_rate = 0;  ///< that `next_step` begins with; checked against the schedule on loading

@@ -120,6 +120,10 @@ CheckpointInfo info_from(const Node& root, const std::string& file) {
   info.learning_rate = root["learning_rate"].amount();
   info.data = root["data"].text();
   info.data_identity = root["data_identity"].text();
+  if (root.has("skipped_batches")) {
+    const Node skipped = root["skipped_batches"];
+    for (std::size_t i = 0; i < skipped.size(); ++i) info.skipped_batches.push_back(skipped.at(i).count());
+  }
   const Node scale = root["loss_scale"];
   info.loss_scaler = {scale["scale"].amount(), scale["growth_tracker"].count(), scale["skipped_steps"].count()};
   scale["scale"].require(info.loss_scaler.scale > 0, "is 0, which no run can have saved");

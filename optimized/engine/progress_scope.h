@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <exception>
+
 #include "core/heartbeat.h"
 #include "core/step_program.h"
 #include "core/timeline.h"
@@ -17,13 +19,15 @@ class ProgressScope {
   ProgressScope(const ProgressScope&) = delete;
   ProgressScope& operator=(const ProgressScope&) = delete;
   ~ProgressScope() {
-    if (slot_ == nullptr) return;
+    // Who leaves an operation by its failure has got nothing done, and waits for whom it waited for.
+    if (slot_ == nullptr || std::uncaught_exceptions() > exceptions_) return;
     slot_->waiting.store(false, std::memory_order_relaxed);
     slot_->advance();
   }
 
  private:
   ProgressSlot* slot_;
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 /// Own work, without waiting for others.

@@ -58,6 +58,7 @@ void FailureDetector::begin_attempt(std::uint64_t attempt, int ranks, std::int64
   attempt_ = attempt;
   checked_ns_ = now_ns;
   listened_ns_ = 0;
+  has_pace_ = false;  // what is made, compiled and connected once in a process is part of its first step
   Rank fresh;
   fresh.heard_ns = fresh.done_ns = now_ns;
   ranks_.assign(static_cast<std::size_t>(ranks), fresh);

@@ -26,8 +26,8 @@ struct DetectorOptions {
   /// attempt (programs take their time to start) has as long as it may stall in `start`; one that has finished may be silent.
   double silent_beats = 3.5;
   /// Longest time without progress in each phase; 0: for ever. train is at least `silent_beats` beats, and `patience` times the
-  /// longest gap between two signs of progress that the run has shown in this phase and survived without being told. Until the
-  /// run has done a first step, train may take as long as start: there is no pace yet.
+  /// longest gap between two signs of progress that the run has shown in this phase and survived without being told. Until an
+  /// attempt has done a first step, train may take as long as start: what is made once in a process is part of it.
   std::array<double, kRunPhases> stall_seconds = {120, 300, 60, 0, 120, 120, 0};
   double patience = 10;
   /// A straggler: over `straggler_steps` steps, the median of its own work is beyond this many times the median of the other

@@ -279,6 +279,18 @@ TEST(FailureDetector, TheLimitOfTrainFollowsThePace) {
   EXPECT_EQ(fleet.detector().stall_limit_seconds(RunPhase::train), after);
 }
 
+TEST(FailureDetector, TheFirstStepOfEachAttemptMayTakeAsLongAsStarting) {
+  Fleet fleet(2);
+  fleet.warm_up();
+  fleet.detector().begin_attempt(1, 2, fleet.now_ns());
+  for (Heartbeat& beat : fleet.beats) beat.attempt = 1;
+  fleet.enter(RunPhase::train);
+  fleet.run(100);
+  EXPECT_EQ(fleet.told(), "");
+  fleet.run(30);
+  EXPECT_EQ(fleet.told(), "1 hung, 0 hung");
+}
+
 TEST(FailureDetector, ARankThatIsNeverHeardOfHasTheTimeOfAStart) {
   Fleet fleet(2);
   fleet.is_silent[1] = true;

@@ -39,14 +39,18 @@ bool strikes_inside_the_step(const Fault& fault) {
          (is_value && (fault.target == FaultTarget::activations || fault.target == FaultTarget::gradients));
 }
 
-// Lines "ID FAULT"; what a process that was killed has left of a line is passed over.
-std::set<std::uint64_t> read_struck(const std::filesystem::path& file) {
+std::string struck_line(const Fault& fault) { return fmt::format("{} {}", fault.id, to_string(fault)); }
+
+// Lines "ID FAULT"; what a process that was killed has left of a line is passed over, and so is another fault at the same place
+// of another script.
+std::set<std::uint64_t> read_struck(const std::filesystem::path& file, const std::vector<Fault>& faults) {
   std::set<std::uint64_t> struck;
   if (file.empty()) return struck;
   std::ifstream in(file);
-  std::uint64_t id = 0;
-  for (std::string line; std::getline(in, line) && !in.eof();) {
-    if (std::sscanf(line.c_str(), "%lu", &id) == 1) struck.insert(id);
+  std::set<std::string> lines;
+  for (std::string line; std::getline(in, line) && !in.eof();) lines.insert(line);
+  for (const Fault& fault : faults) {
+    if (lines.contains(struck_line(fault))) struck.insert(fault.id);
   }
   return struck;
 }
@@ -79,7 +83,8 @@ class FaultInjector::State {
     MessageFaults messages;
   };
 
-  explicit State(FaultInjectorOptions given) : options(std::move(given)), struck_(read_struck(options.struck_file)) {
+  explicit State(FaultInjectorOptions given)
+      : options(std::move(given)), struck_(read_struck(options.struck_file, options.faults)) {
     struck_before_ = struck_;
   }
 
@@ -94,7 +99,7 @@ class FaultInjector::State {
   [[nodiscard]] bool claim(const Fault& fault) {
     const std::lock_guard lock(mutex_);
     if (!struck_.insert(fault.id).second) return false;
-    if (!options.struck_file.empty()) append_durably(options.struck_file, fmt::format("{} {}\n", fault.id, to_string(fault)));
+    if (!options.struck_file.empty()) append_durably(options.struck_file, struck_line(fault) + "\n");
     return true;
   }
   [[nodiscard]] bool has_struck(const Fault& fault) const {
@@ -105,7 +110,7 @@ class FaultInjector::State {
   [[nodiscard]] bool is_over(const Fault& fault) const { return struck_before_.contains(fault.id); }
 
   [[nodiscard]] std::set<std::uint64_t> struck_in_any_attempt() const {
-    std::set<std::uint64_t> struck = read_struck(options.struck_file);
+    std::set<std::uint64_t> struck = read_struck(options.struck_file, options.faults);
     const std::lock_guard lock(mutex_);
     struck.insert(struck_.begin(), struck_.end());
     return struck;

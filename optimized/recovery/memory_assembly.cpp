@@ -5,6 +5,7 @@
 #include <charconv>
 #include <map>
 #include <set>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -44,13 +45,18 @@ std::optional<Hash128> hash_of(const fs::path& path, std::int64_t bytes) {
   return hasher.digest();
 }
 
+bool is_node_name(std::string_view name) {
+  if (!name.starts_with(kNodePrefix) || name.size() == kNodePrefix.size()) return false;
+  return name.find_first_not_of("0123456789", kNodePrefix.size()) == std::string_view::npos;
+}
+
 // The folders of steps that can be read from here, newest step first; of each with a manifest.
 std::map<std::int64_t, std::vector<fs::path>, std::greater<>> readable_steps(const MemoryTierPlace& place) {
   std::map<std::int64_t, std::vector<fs::path>, std::greater<>> steps;
   std::error_code error;
   if (!fs::is_directory(place.folder, error)) return steps;
   for (const fs::directory_entry& node : fs::directory_iterator(place.folder)) {
-    if (!node.path().filename().string().starts_with(kNodePrefix) || !node.is_directory(error)) continue;
+    if (!is_node_name(node.path().filename().string()) || !node.is_directory(error)) continue;
     for (const fs::path& folder : {node.path(), node.path() / kRestored}) {
       if (!fs::is_directory(folder, error)) continue;
       for (const CheckpointEntry& entry : list_checkpoints(folder)) {
@@ -316,9 +322,15 @@ std::optional<fs::path> assemble_from_memory(const MemoryTierPlace& place, const
       place, job.rank, [&](const std::string& own) { return all_gather_bytes(world, own); }, note);
 }
 
+// Only what is the tier's own: the folder may be one that its user keeps other things in.
 void clear_memory_tier(const MemoryTierPlace& place) {
   std::error_code ignored;  // of several ranks that do so at once, one has removed what another looks for
-  fs::remove_all(place.folder, ignored);
+  std::vector<fs::path> nodes;
+  for (fs::directory_iterator entry(place.folder, ignored), end; entry != end; entry.increment(ignored)) {
+    if (is_node_name(entry->path().filename().string())) nodes.push_back(entry->path());
+  }
+  for (const fs::path& node : nodes) fs::remove_all(node, ignored);
+  fs::remove(place.folder, ignored);  // empty, or it stays
 }
 
 }  // namespace tandem

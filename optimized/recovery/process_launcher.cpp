@@ -354,11 +354,12 @@ void kill_marked_processes(const std::string& mark, pid_t session) {
   constexpr std::chrono::seconds kPatience{30};
   constexpr std::chrono::milliseconds kPause{5};
   const auto begin = std::chrono::steady_clock::now();
-  // Again until none is found: one may have been starting another.
-  while (true) {
+  // Until none is found twice: one may have been starting another, or another program, and shows no environment just then.
+  for (int clean = 0; clean < 2;) {
     const std::vector<pid_t> left = find_processes(mark, session);
-    if (left.empty()) return;
-    if (std::chrono::steady_clock::now() - begin > kPatience)
+    clean = left.empty() ? clean + 1 : 0;
+    if (clean == 2) return;
+    if (!left.empty() && std::chrono::steady_clock::now() - begin > kPatience)
       throw IoError(fmt::format("process {} of the run does not end though it was killed", left.front()));
     for (const pid_t process : left) ::kill(process, SIGKILL);
     std::this_thread::sleep_for(kPause);

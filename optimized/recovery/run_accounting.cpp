@@ -54,6 +54,12 @@ bool RunAccounting::hear(const Heartbeat& beat, std::int64_t now_ns) {
   return true;
 }
 
+void RunAccounting::learn(std::int64_t steps) {
+  if (steps <= steps_) return;
+  steps_ = steps;
+  if (counted_from_) counted_to_.step = steps;
+}
+
 void RunAccounting::end_attempt() {
   if (counted_from_ && counted_to_.step > counted_from_->step) {
     const auto steps = static_cast<double>(counted_to_.step - counted_from_->step);

@@ -26,6 +26,8 @@ class RunAccounting {
   void begin_attempt(std::uint64_t attempt, std::optional<std::int64_t> from, std::int64_t now_ns);
   /// True: the attempt has done its first step with this beat.
   bool hear(const Heartbeat& beat, std::int64_t now_ns);
+  /// The attempt has done so many steps, some since its last beat.
+  void learn(std::int64_t steps);
   void end_attempt();
   void failed(std::int64_t detected_ns);
   /// Time that is down until now is down.

@@ -81,6 +81,7 @@ class Supervision {
   Outcome attempt();
   Outcome watch(Running& worker);
   void hear(std::int64_t now_ns);
+  void learn_steps();
   void resumed(std::int64_t now_ns);
   std::vector<RankEvent> tell_changes(std::int64_t now_ns);
   Outcome ended(WorkerEnd end, const std::vector<RankEvent>& faults, std::int64_t now_ns) const;

@@ -69,9 +69,11 @@ Outcome Supervision::watch(Running& worker) {
     if (std::optional<WorkerEnd> end = worker.poll()) {
       // Its last beats may have come just before its end.
       hear(now_ns);
+      learn_steps();
       return ended(std::move(*end), faults, now_ns);
     }
     if (!faults.empty()) {
+      learn_steps();
       Outcome outcome = failed(faults, now_ns);
       // A straggler can still save, so that nothing that it has done is lost; perhaps it even finishes meanwhile.
       if (faults.front().state == RankState::slow) {
@@ -99,6 +101,10 @@ void Supervision::hear(std::int64_t now_ns) {
     has_first_step = accounting_.hear(beat, now_ns) || has_first_step;
   }
   if (has_first_step && !unresolved_.empty()) resumed(now_ns);
+}
+
+void Supervision::learn_steps() {
+  if (const std::optional<std::int64_t> steps = launcher_.steps_done()) accounting_.learn(*steps);
 }
 
 // False as soon as `is_enough`, asked each time that it looks. Counts what it sleeps, so that it ends with any clock.
@@ -131,7 +137,8 @@ bool Supervision::is_over(const Outcome& outcome) {
   if (outcome.kind == Outcome::Kind::stopped) {
     close(End::interrupted, "preempted", "asked to stop: " + outcome.end.what);
   } else if (report_.status == 0) {
-    close(End::finished, "finished", fmt::format("finished after {} attempts", report_.attempts));
+    close(End::finished, "finished",
+          fmt::format("finished after {} attempt{}", report_.attempts, report_.attempts == 1 ? "" : "s"));
   } else if (report_.status == kInterruptedStatus) {
     close(End::interrupted, "preempted", outcome.end.what);
   } else if (report_.status == kHopelessStatus) {

@@ -50,6 +50,8 @@ class Launcher {
   [[nodiscard]] virtual std::unique_ptr<Worker> start(const Attempt& attempt) = 0;
   /// Ranks whose place is gone for good, of those that the last attempt had; asked after it has ended.
   [[nodiscard]] virtual std::vector<int> lost_ranks() { return {}; }
+  /// Steps done by the present or last attempt, where they are known from more than its beats, which see them coarsely.
+  [[nodiscard]] virtual std::optional<std::int64_t> steps_done() { return {}; }
   /// Newest step that a restart would find now, over all tiers; nothing: the beginning.
   [[nodiscard]] virtual std::optional<std::int64_t> newest_step() = 0;
 };

@@ -15,8 +15,8 @@ void Supervision::resumed(std::int64_t now_ns) {
   report_.lost_steps += lost_steps;
   Incident line = {.kind = "resumed", .step = accounting_.steps(), .attempt = number_, .lost_steps = lost_steps};
   line.seconds_to_first_new_step = static_cast<double>(now_ns - unresolved_.front().detected_ns) / 1e9;
-  line.what = fmt::format("attempt {} has done its first step {:.1f} s after the failure; {} steps are done again", number_,
-                          *line.seconds_to_first_new_step, lost_steps);
+  line.what = fmt::format("attempt {} has done its first step {:.1f} s after the failure; {} step{} done again", number_,
+                          *line.seconds_to_first_new_step, lost_steps, lost_steps == 1 ? " is" : "s are");
   for (const Unresolved& failure : unresolved_) {
     Incident& incident = report_.incidents[failure.incident];
     // What a second failure on the way has cost was lost by the first.

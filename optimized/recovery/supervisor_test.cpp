@@ -68,6 +68,17 @@ TEST(Supervisor, AfterAnExitItGoesOnAndCountsWhatThatCosts) {
   EXPECT_EQ(read[1].seconds_to_first_new_step, failure.seconds_to_first_new_step);
 }
 
+TEST(Supervisor, KnowsStepsThatNoBeatHasShown) {
+  World world({{.does = Does::exit, .steps = 12}, {.from = 10}});
+  world.options.detector.beat_seconds = 100;
+  world.written_steps = 17;
+
+  const SupervisorReport report = world.supervise();
+
+  EXPECT_EQ(report.incidents[0].step, 17);
+  EXPECT_EQ(report.lost_steps, 7);
+}
+
 TEST(Supervisor, HearsTheLastBeatOfWorkersThatHaveEnded) {
   World world({{.does = Does::exit, .steps = 12}, {.from = 10}});
   world.options.detector.beat_seconds = 8;

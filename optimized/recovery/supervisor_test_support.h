@@ -76,6 +76,8 @@ class World final : public Launcher, public HeartbeatSource {
     return expects_wrong_step ? 15 : scripts_[next].from;
   }
 
+  std::optional<std::int64_t> steps_done() override { return attempts.size() == 1 ? written_steps : std::nullopt; }
+
   std::vector<Heartbeat> receive() override {
     std::vector<Heartbeat> beats;
     if (attempts.empty() || (now_ns < next_beat_ns_ && !has_last_beat_)) return beats;
@@ -101,7 +103,8 @@ class World final : public Launcher, public HeartbeatSource {
   SupervisorOptions options;
   std::atomic<bool> stop{false};
   double stop_at_seconds = 1e9;
-  std::vector<std::vector<int>> lost;  ///< after each attempt
+  std::vector<std::vector<int>> lost;         ///< after each attempt
+  std::optional<std::int64_t> written_steps;  ///< of the first attempt
   bool has_late_beats = false, expects_wrong_step = false;
 
   std::int64_t now_ns = 0;

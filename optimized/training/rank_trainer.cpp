@@ -40,17 +40,21 @@ SkipList skip_list(const TrainOptions& options, std::set<std::int64_t> batches) 
   return SkipList(std::move(batches), options.pitfalls);
 }
 
-std::set<std::int64_t> skipped_before(const TrainOptions& options) {
-  if (options.output.empty()) return {};
-  return read_anomaly_ledger(options.output).skipped_batches;
+// Of the folder, of a run that goes on: what it has learnt since its checkpoint; and of the checkpoint, wherever it came from.
+std::set<std::int64_t> skipped_before(const TrainOptions& options, const std::optional<CheckpointInfo>& resumed) {
+  std::set<std::int64_t> skipped;
+  if (!resumed) return skipped;
+  if (!options.output.empty()) skipped = read_anomaly_ledger(options.output).skipped_batches;
+  skipped.insert(resumed->skipped_batches.begin(), resumed->skipped_batches.end());
+  return skipped;
 }
 
 }  // namespace
 
-RunData::RunData(const TrainOptions& options, std::int64_t first_step, int consumers)
+RunData::RunData(const TrainOptions& options, const std::optional<CheckpointInfo>& resumed, int consumers)
     : poisoned(options.faults != nullptr ? options.faults->poisoned(*options.data) : nullptr),
-      source(poisoned != nullptr ? *poisoned : *options.data, skip_list(options, skipped_before(options))),
-      batches(source, prefetch_options(options, first_step, consumers)) {}
+      source(poisoned != nullptr ? *poisoned : *options.data, skip_list(options, skipped_before(options, resumed))),
+      batches(source, prefetch_options(options, resumed ? resumed->next_step : 0, consumers)) {}
 
 RankTrainer::RankTrainer(const TrainOptions& options, const std::optional<CheckpointInfo>& resumed, RunData& data,
                          Communicator& comm, TrainReport& report)
@@ -67,6 +71,7 @@ RankTrainer::RankTrainer(const TrainOptions& options, const std::optional<Checkp
       checkpointer_(checkpointer_options(), engine_),
       guard_(make_guard(resumed ? resumed->next_step : 0)) {
   timeline_.set_enabled(options.record_timeline);
+  timeline_.keep_last(options.kept_spans);
   if (options.memory) memory_ = std::make_unique<MemoryTier>(*options.memory, engine_, options.pitfalls);
 }
 
@@ -109,6 +114,7 @@ std::unique_ptr<AnomalyGuard> RankTrainer::make_guard(std::int64_t first_step) {
   AnomalyGuardOptions options;
   options.config = options_.config;
   options.folder = options_.output;
+  options.starts_anew = !resumed_;
   options.first_step = first_step;
   options.data = options_.data_name;
   options.data_identity = options_.data->identity();
@@ -151,7 +157,9 @@ std::int64_t RankTrainer::start() {
   }
   engine_.store().initialise(options_.config.model, options_.config.initialization, options_.config.seed);
   // Where a run can go back, there is something to go back to from its first step on.
-  if (options_.config.anomaly.action == AnomalyAction::rollback && options_.config.steps > 0) {
+  const AnomalyAction action = options_.config.anomaly.action;
+  const bool goes_back = action != AnomalyAction::off && action != AnomalyAction::report;
+  if (goes_back && !options_.output.empty() && options_.config.steps > 0) {
     checkpointer_.protect({0});
     checkpointer_.save(info(0));
   }
@@ -201,8 +209,8 @@ AnomalyDecision RankTrainer::one_step(std::int64_t step) {
   const StepResult result = compute(*batch, step);
   // The last operation of a step is the reduction of its loss: every rank is here when the slowest is.
   const double seconds = seconds_since(begin);
-  const std::vector<Span> spans = watches() || options_.on_metrics ? timeline_.spans_from(spans_seen_) : std::vector<Span>();
-  spans_seen_ += spans.size();
+  const std::size_t seen = std::exchange(spans_seen_, timeline_.count());  // another thread may be recording
+  const std::vector<Span> spans = watches() || options_.on_metrics ? timeline_.spans_from(seen) : std::vector<Span>();
   AnomalyDecision decision = AnomalyDecision::go_on;
   if (watches()) {
     const ProgressScope waiting(progress_, true);

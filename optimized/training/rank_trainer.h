@@ -15,7 +15,7 @@ namespace tandem {
 
 /// Where the ranks of one process get their batches: the data, with its planted garbage, without the batches that are left out.
 struct RunData {
-  RunData(const TrainOptions& options, std::int64_t first_step, int consumers);
+  RunData(const TrainOptions& options, const std::optional<CheckpointInfo>& resumed, int consumers);
 
   std::unique_ptr<BatchSource> poisoned;  ///< null: nothing is planted
   SkippingSource source;
@@ -53,11 +53,14 @@ class RankTrainer {
   void tell_metrics();
   void evaluate(std::int64_t done);
   [[nodiscard]] bool should_stop();
+  [[nodiscard]] std::set<std::int64_t> worth_keeping() const;
   [[nodiscard]] AnomalyDecision save(std::int64_t done);
   void keep_in_memory(std::int64_t done);
   void wait_for_all();
   [[nodiscard]] std::int64_t roll_back();
   void load(std::int64_t step);
+  void refused(std::int64_t done);
+  void tell_problem(const std::string& problem);
   void report_checkpoints();
   void report_incidents();
   void keep_timings();
@@ -77,8 +80,11 @@ class RankTrainer {
   Checkpointer checkpointer_;
   std::unique_ptr<AnomalyGuard> guard_;  // null: nobody looks
   std::unique_ptr<MemoryTier> memory_;   // null: none
-  std::size_t timed_ = 0;                // checkpoints whose times are written, or never will be
-  std::size_t told_ = 0;                 // incidents
+  bool last_is_refused_ = false;         // the last checkpoint that was due: its state is not sound
+  std::size_t problems_told_ = 0;
+  std::string memory_problem_;
+  std::size_t timed_ = 0;  // checkpoints whose times are written, or never will be
+  std::size_t told_ = 0;   // incidents
   std::size_t spans_seen_ = 0;
   std::int64_t skipped_steps_ = 0;
   std::optional<std::pair<StepMetrics, std::vector<Span>>> untold_;  // of the last step

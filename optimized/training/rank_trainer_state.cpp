@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include <fmt/format.h>
+
 #include "optimized/checkpoint/catalogue.h"
 #include "optimized/checkpoint/load.h"
 #include "optimized/checkpoint/tiers.h"
@@ -53,12 +55,22 @@ CheckpointInfo RankTrainer::info(std::int64_t done) const {
   info.next_step = done;
   info.data = options_.data_name;
   info.data_identity = options_.data->identity();
+  const std::set<std::int64_t> skipped = data_.source.list().batches();
+  info.skipped_batches.assign(skipped.begin(), skipped.end());
   return info;
 }
 
 void RankTrainer::wait_for_all() {
   const ProgressScope waiting(progress_, true);
   comm_.barrier();
+}
+
+// Retention counts files; the last that is known to be good stays however many come after it, and where the run may go back,
+// what it would go back to.
+std::set<std::int64_t> RankTrainer::worth_keeping() const {
+  if (options_.config.anomaly.action != AnomalyAction::report) return {guard_->rollback_step()};
+  const std::optional<std::int64_t> healthy = guard_->ledger().newest_healthy();
+  return healthy ? std::set{*healthy} : std::set<std::int64_t>();
 }
 
 AnomalyDecision RankTrainer::save(std::int64_t done) {
@@ -68,9 +80,10 @@ AnomalyDecision RankTrainer::save(std::int64_t done) {
   if (watches()) {
     // What is kept must be worth going back to.
     const AnomalyDecision decision = guard_->before_save();
+    last_is_refused_ = decision == AnomalyDecision::skip_step;
+    if (last_is_refused_ && leads()) refused(done);
     if (decision != AnomalyDecision::go_on) return decision;
-    // Retention counts files; the last that is known to be good stays however many come after it.
-    if (!options_.pitfalls.on(Pitfall::healthy_checkpoint_pruned)) checkpointer_.protect({guard_->rollback_step()});
+    if (!options_.pitfalls.on(Pitfall::healthy_checkpoint_pruned)) checkpointer_.protect(worth_keeping());
   }
   checkpointer_.save(info(done));
   if (options_.faults != nullptr) options_.faults->during(FaultMoment::save, done, comm_.rank());
@@ -83,6 +96,10 @@ void RankTrainer::keep_in_memory(std::int64_t done) {
   enter(RunPhase::checkpoint);
   const SpanScope span(&timeline_, "copy in memory", Activity::checkpoint, static_cast<int>(done - 1));
   memory_->save(info(done));
+  if (leads() && memory_->problem() != memory_problem_) {
+    memory_problem_ = memory_->problem();
+    if (!memory_problem_.empty()) tell_problem("no copy in memory: " + memory_problem_);
+  }
   if (options_.faults != nullptr) options_.faults->during(FaultMoment::save, done, comm_.rank());
 }
 
@@ -103,8 +120,8 @@ std::int64_t RankTrainer::roll_back() {
   wait_for_all();
   // The ranks of one process share its loader.
   if (leads() || options_.world.transport != "threads") {
-    std::set<std::int64_t> skipped = guard_->ledger().skipped_batches;
-    skipped.insert(options_.skipped_batches.begin(), options_.skipped_batches.end());
+    std::set<std::int64_t> skipped = data_.source.list().batches();
+    skipped.insert(guard_->ledger().skipped_batches.begin(), guard_->ledger().skipped_batches.end());
     data_.source.set(SkipList(std::move(skipped), options_.pitfalls));
     data_.batches.rewind(target);
   }
@@ -130,14 +147,23 @@ void RankTrainer::load(std::int64_t step) {
   if (moments) moments->put_back();
 }
 
+void RankTrainer::tell_problem(const std::string& problem) {
+  report_.checkpoint_problems.push_back(problem);
+  if (options_.on_checkpoint_problem) options_.on_checkpoint_problem(problem);
+}
+
+void RankTrainer::refused(std::int64_t done) {
+  tell_problem(fmt::format(
+      "the checkpoint of step {} was not written: the state is not sound (incidents say why); anomaly_action=rollback would go "
+      "back to the last that is",
+      done));
+}
+
 void RankTrainer::report_checkpoints() {
   if (!leads()) return;
   const std::vector<std::string>& problems = checkpointer_.problems();
-  for (std::size_t i = report_.checkpoint_problems.size(); i < problems.size(); ++i) {
-    report_.checkpoint_problems.push_back(problems[i]);
-    if (options_.on_checkpoint_problem) options_.on_checkpoint_problem(problems[i]);
-  }
-  report_.last_checkpoint_failed = !checkpointer_.last_is_safe();
+  for (; problems_told_ < problems.size(); ++problems_told_) tell_problem(problems[problems_told_]);
+  report_.last_checkpoint_failed = last_is_refused_ || !checkpointer_.last_is_safe();
   report_.checkpoint_times = checkpointer_.times();
   report_.checkpoint = checkpointer_.newest();
   keep_timings();

@@ -68,7 +68,7 @@ TrainReport train(const TrainOptions& options) {
   report.spans_by_rank.resize(static_cast<std::size_t>(ranks));
   report.ledgers.resize(static_cast<std::size_t>(ranks));
   report.host_ledgers.resize(static_cast<std::size_t>(ranks));
-  RunData data(options, report.first_step, job_shape(options.world).processes == 1 ? ranks : 1);
+  RunData data(options, resumed, job_shape(options.world).processes == 1 ? ranks : 1);
   run_world({.ranks = ranks, .settings = options.world},
             [&](Communicator& comm) { RankTrainer(options, resumed, data, comm, report).run(); });
   report.loading = data.batches.statistics();

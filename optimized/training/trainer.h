@@ -37,6 +37,7 @@ struct TrainOptions {
   const std::atomic<bool>* stop = nullptr;      ///< set by a signal: the step under way is finished, then the run is saved
   bool poison = false;                          ///< fill fresh memory with NaN
   bool record_timeline = true;
+  std::size_t kept_spans = 200'000;  ///< of each rank, about 30 MB: the last ones; 0: all
   WorldSettings world;
   PitfallSet pitfalls;
   FileOperations* checkpoint_files = nullptr;  ///< borrowed; null: the system's
