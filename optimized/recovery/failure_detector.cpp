@@ -88,7 +88,8 @@ void FailureDetector::note_progress(Rank& rank, const Heartbeat& beat, std::int6
   const Heartbeat& last = rank.last;
   if (rank.is_heard && beat.progress == last.progress && beat.step == last.step && beat.phase == last.phase) return;
   const bool was_training = rank.is_heard && last.phase == RunPhase::train;
-  if (was_training && beat.step > last.step) has_pace_ = true;
+  // Work is counted when a step ends: a beat that shows some comes after the first one, however few beats there were.
+  if ((was_training && beat.step > last.step) || beat.busy_ns > 0) has_pace_ = true;
   // From the first to the last beat that showed the same: surely a gap, where the time until the next beat may not be one.
   if (was_training && !rank.gap_is_fault) {
     longest_gap_seconds_ = std::max(longest_gap_seconds_, seconds(rank.heard_listened_ns - rank.done_listened_ns));
