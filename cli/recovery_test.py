@@ -221,6 +221,35 @@ class Threads(Runs):
         self.assertEqual(len(re.findall("^tandem: given up: step 8 ", done.stderr, re.M)), 1, done.stderr)
         self.assertEqual(self.incidents()[-1]["kind"], "gave_up")
 
+    def test_a_run_that_is_interrupted_amid_its_products_is_saved(self):
+        for attempt in range(4):
+            self.out = self.root / f"interrupted-{attempt}"
+            line = command(self.out, data=1)
+            line[line.index("--steps") + 1] = "1000000"
+            process = subprocess.Popen(line, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            wait_until(lambda: (self.out / "latest").exists(), "the first checkpoint")
+            process.send_signal(signal.SIGTERM)
+            output, errors = process.communicate(timeout=30)
+            self.assertEqual(process.returncode, 130, output + errors)
+
+    def test_a_reader_that_has_seen_enough_ends_no_run(self):
+        process = subprocess.Popen(command(self.out, *SUPERVISION), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True)
+        process.stdout.readline()
+        process.stdout.close()
+        self.assertEqual(process.wait(timeout=60), 0, process.stderr.read())
+        process.stderr.close()
+        self.assert_undisturbed()
+
+    def test_workers_that_do_nothing_are_no_success(self):
+        done = self.supervise("--launcher", "true", status=4)
+        self.assertIn("the newest checkpoint is of step 0 of 20", done.stderr)
+
+    def test_a_step_that_was_left_out_does_not_break_a_run(self):
+        done = run(command(self.out, *faults("nan@step=8,rank=1"), "--set", "anomaly_action=skip", "--set", "anomaly_retry=false"))
+        self.check(done, 0)
+        self.assertIn("1 skipped", done.stdout)
+
     def test_one_supervisor_at_a_time(self):
         self.out.mkdir()
         import fcntl  # as the program does

@@ -37,4 +37,29 @@ class BatchSource {
   [[nodiscard]] virtual std::string identity() const { return describe(); }
 };
 
+/// Another source, but for what a subclass overrides. Borrows it.
+class WrappedSource : public BatchSource {
+ public:
+  explicit WrappedSource(const BatchSource& inner) : inner_(inner) {}
+
+  [[nodiscard]] Batch training_rows(std::int64_t step, std::int64_t global_rows, Interval rows) const override {
+    return inner_.training_rows(step, global_rows, rows);
+  }
+  [[nodiscard]] std::optional<Batch> validation_batch(std::int64_t index, std::int64_t rows) const override {
+    return inner_.validation_batch(index, rows);
+  }
+  [[nodiscard]] std::int64_t vocabulary() const noexcept override { return inner_.vocabulary(); }
+  [[nodiscard]] std::int64_t sequence() const noexcept override { return inner_.sequence(); }
+  [[nodiscard]] std::optional<std::int64_t> training_tokens() const noexcept override { return inner_.training_tokens(); }
+  [[nodiscard]] std::optional<std::int64_t> epoch_rows() const noexcept override { return inner_.epoch_rows(); }
+  [[nodiscard]] std::string describe() const override { return inner_.describe(); }
+  [[nodiscard]] std::string identity() const override { return inner_.identity(); }
+
+ protected:
+  [[nodiscard]] const BatchSource& inner() const noexcept { return inner_; }
+
+ private:
+  const BatchSource& inner_;
+};
+
 }  // namespace tandem

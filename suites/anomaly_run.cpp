@@ -20,23 +20,14 @@ constexpr std::int64_t kVocabulary = 16;
 constexpr std::int64_t kSequence = 16;
 
 // Step s trains on batch order[s] of another source.
-class ListedBatches final : public BatchSource {
+class ListedBatches final : public WrappedSource {
  public:
   ListedBatches(std::shared_ptr<const BatchSource> inner, std::vector<std::int64_t> order)
-      : inner_(std::move(inner)), order_(std::move(order)) {}
+      : WrappedSource(*inner), inner_(std::move(inner)), order_(std::move(order)) {}
 
   [[nodiscard]] Batch training_rows(std::int64_t step, std::int64_t global_rows, Interval rows) const override {
     return inner_->training_rows(order_.at(static_cast<std::size_t>(step)), global_rows, rows);
   }
-  [[nodiscard]] std::optional<Batch> validation_batch(std::int64_t index, std::int64_t rows) const override {
-    return inner_->validation_batch(index, rows);
-  }
-  [[nodiscard]] std::int64_t vocabulary() const noexcept override { return inner_->vocabulary(); }
-  [[nodiscard]] std::int64_t sequence() const noexcept override { return inner_->sequence(); }
-  [[nodiscard]] std::optional<std::int64_t> training_tokens() const noexcept override { return inner_->training_tokens(); }
-  [[nodiscard]] std::optional<std::int64_t> epoch_rows() const noexcept override { return inner_->epoch_rows(); }
-  [[nodiscard]] std::string describe() const override { return inner_->describe(); }
-  [[nodiscard]] std::string identity() const override { return inner_->identity(); }
 
  private:
   std::shared_ptr<const BatchSource> inner_;
@@ -223,14 +214,7 @@ void add_course(const std::string& label, const TrainReport& report, const refer
 
 Case anomaly_case(const std::string& name, const std::string& summary, const WatchedVariant& variant) {
   const RunConfig config = watched_config(variant);
-  Case result;
-  result.suite = "anomaly";
-  result.name = "anomaly/" + name;
-  result.model = config.model;
-  result.plan = config.plan;
-  result.criterion = Criterion::convergence;
-  result.summary = fmt::format("{}: {}", describe_layout(config.plan), summary);
-  return result;
+  return property_case("anomaly", name, summary, config.model, config.plan);
 }
 
 }  // namespace tandem

@@ -196,14 +196,7 @@ Case interval_case() {
 }  // namespace
 
 Case checkpoint_case(const std::string& name, const std::string& summary, const ParallelVariant& variant) {
-  Case result;
-  result.suite = "checkpoint";
-  result.name = "checkpoint/" + name;
-  result.model = model_of(variant);
-  result.plan = plan_of(variant);
-  result.criterion = Criterion::convergence;
-  result.summary = fmt::format("{}: {}", describe_layout(result.plan), summary);
-  return result;
+  return property_case("checkpoint", name, summary, model_of(variant), plan_of(variant));
 }
 
 ParallelVariant accumulating(ParallelVariant variant) {

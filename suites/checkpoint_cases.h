@@ -5,6 +5,7 @@
 
 #include "suites/checkpoint_run.h"
 #include "suites/parallel_cases.h"
+#include "suites/properties.h"
 #include "suites/suites.h"
 
 namespace tandem {

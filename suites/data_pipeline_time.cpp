@@ -21,26 +21,17 @@ namespace tandem {
 namespace {
 
 // Another source behind what each of its batches goes through first.
-class Decorated final : public BatchSource {
+class Decorated final : public WrappedSource {
  public:
   Decorated(const BatchSource& source, std::function<void(std::int64_t step)> before)
-      : source_(source), before_(std::move(before)) {}
+      : WrappedSource(source), before_(std::move(before)) {}
 
   [[nodiscard]] Batch training_rows(std::int64_t step, std::int64_t global_rows, Interval rows) const override {
     before_(step);
-    return source_.training_rows(step, global_rows, rows);
+    return inner().training_rows(step, global_rows, rows);
   }
-  [[nodiscard]] std::optional<Batch> validation_batch(std::int64_t index, std::int64_t rows) const override {
-    return source_.validation_batch(index, rows);
-  }
-  [[nodiscard]] std::int64_t vocabulary() const noexcept override { return source_.vocabulary(); }
-  [[nodiscard]] std::int64_t sequence() const noexcept override { return source_.sequence(); }
-  [[nodiscard]] std::optional<std::int64_t> training_tokens() const noexcept override { return source_.training_tokens(); }
-  [[nodiscard]] std::optional<std::int64_t> epoch_rows() const noexcept override { return source_.epoch_rows(); }
-  [[nodiscard]] std::string describe() const override { return source_.describe(); }
 
  private:
-  const BatchSource& source_;
   std::function<void(std::int64_t step)> before_;
 };
 

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "harness/case.h"
 
 namespace tandem {
+
+/// "SUITE/NAME", judged by its properties, to be given its execute().
+[[nodiscard]] Case property_case(const std::string& suite, const std::string& name, const std::string& summary,
+                                 const GptConfig& model, const TrainingPlan& plan);
 
 /// An identity: `value` must be `expected`.
 [[nodiscard]] inline Property exactly(const std::string& name, double value, double expected, const std::string& derivation) {

@@ -79,9 +79,10 @@ Case kill_case(const std::string& name, const ParallelVariant& variant, const st
 // ---- hangs
 
 // Data that does not come, once.
-class StuckSource final : public BatchSource {
+class StuckSource final : public WrappedSource {
  public:
-  StuckSource(std::shared_ptr<const BatchSource> inner, std::int64_t step) : inner_(std::move(inner)), step_(step) {}
+  StuckSource(std::shared_ptr<const BatchSource> inner, std::int64_t step)
+      : WrappedSource(*inner), inner_(std::move(inner)), step_(step) {}
   // Whether anybody waited for it.
   [[nodiscard]] bool release() const {
     const std::scoped_lock lock(mutex_);
@@ -98,15 +99,6 @@ class StuckSource final : public BatchSource {
     lock.unlock();
     return inner_->training_rows(step, global_rows, rows);
   }
-  [[nodiscard]] std::optional<Batch> validation_batch(std::int64_t index, std::int64_t rows) const override {
-    return inner_->validation_batch(index, rows);
-  }
-  [[nodiscard]] std::int64_t vocabulary() const noexcept override { return inner_->vocabulary(); }
-  [[nodiscard]] std::int64_t sequence() const noexcept override { return inner_->sequence(); }
-  [[nodiscard]] std::optional<std::int64_t> training_tokens() const noexcept override { return inner_->training_tokens(); }
-  [[nodiscard]] std::optional<std::int64_t> epoch_rows() const noexcept override { return inner_->epoch_rows(); }
-  [[nodiscard]] std::string describe() const override { return inner_->describe(); }
-  [[nodiscard]] std::string identity() const override { return inner_->identity(); }
 
  private:
   std::shared_ptr<const BatchSource> inner_;
@@ -269,14 +261,7 @@ Case preempt_case() {
 }  // namespace
 
 Case recovery_case(const std::string& name, const std::string& summary, const ParallelVariant& variant) {
-  Case result;
-  result.suite = "recovery";
-  result.name = "recovery/" + name;
-  result.model = model_of(variant);
-  result.plan = plan_of(variant);
-  result.criterion = Criterion::convergence;
-  result.summary = fmt::format("{}: {}", describe_layout(result.plan), summary);
-  return result;
+  return property_case("recovery", name, summary, model_of(variant), plan_of(variant));
 }
 
 RecoveryScript recovery_script(const ParallelVariant& variant, const RunContext& context) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "suites/parallel_cases.h"
+#include "suites/properties.h"
 #include "suites/recovery_run.h"
 #include "suites/suites.h"
 

@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "core/io/atomic_file.h"
-#include "optimized/anomaly/json_field.h"
+#include "core/io/json_field.h"
 
 namespace tandem {
 namespace {
@@ -30,14 +30,6 @@ std::vector<double> numbers_from(const JsonField& list) {
   std::vector<double> values;
   for (const JsonField& element : list.elements()) values.push_back(element.number());
   return values;
-}
-
-Hash128 hash_from(const JsonField& field) {
-  try {
-    return parse_hash128(field.text());
-  } catch (const InputError&) {
-    field.refuse(fmt::format("is {}, not 32 hexadecimal digits", field.value().dump()));
-  }
 }
 
 std::string to_json(const IncidentBundle& bundle) {
@@ -110,7 +102,7 @@ IncidentBundle read_bundle(const fs::path& bundle_folder) {
   IncidentBundle bundle;
   bundle.step = root["step"].count();
   bundle.batch = root["batch"].count();
-  bundle.batch_hash = hash_from(root["batch_xxh3_128"]);
+  bundle.batch_hash = root["batch_xxh3_128"].hash();
   for (const JsonField& finding : root["findings"].elements()) bundle.findings.push_back(finding.text());
   bundle.start_step = root["start_step"].count();
   if (bundle.start_step > bundle.step)

@@ -10,7 +10,7 @@
 
 #include "core/error.h"
 #include "core/io/atomic_file.h"
-#include "optimized/anomaly/json_field.h"
+#include "core/io/json_field.h"
 
 namespace tandem {
 namespace {

@@ -33,30 +33,19 @@ SkipList SkippingSource::list() const {
   return list_;
 }
 
+std::int64_t SkippingSource::batch_of(std::int64_t step) const {
+  const std::lock_guard lock(mutex_);
+  return list_.batch_of(step);
+}
+
 Batch SkippingSource::training_rows(std::int64_t step, std::int64_t global_rows, Interval rows) const {
-  std::int64_t batch = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    batch = list_.batch_of(step);
-  }
-  return inner_.training_rows(batch, global_rows, rows);
+  return inner().training_rows(batch_of(step), global_rows, rows);
 }
-
-std::optional<Batch> SkippingSource::validation_batch(std::int64_t index, std::int64_t rows) const {
-  return inner_.validation_batch(index, rows);
-}
-
-std::int64_t SkippingSource::vocabulary() const noexcept { return inner_.vocabulary(); }
-std::int64_t SkippingSource::sequence() const noexcept { return inner_.sequence(); }
-std::optional<std::int64_t> SkippingSource::training_tokens() const noexcept { return inner_.training_tokens(); }
-std::optional<std::int64_t> SkippingSource::epoch_rows() const noexcept { return inner_.epoch_rows(); }
 
 std::string SkippingSource::describe() const {
   const std::size_t skipped = list().batches().size();
-  if (skipped == 0) return inner_.describe();
-  return fmt::format("{}, without {} batch{}", inner_.describe(), skipped, skipped == 1 ? "" : "es");
+  if (skipped == 0) return inner().describe();
+  return fmt::format("{}, without {} batch{}", inner().describe(), skipped, skipped == 1 ? "" : "es");
 }
-
-std::string SkippingSource::identity() const { return inner_.identity(); }
 
 }  // namespace tandem

@@ -30,26 +30,20 @@ class SkipList {
 };
 
 /// The batches of another source without those of a list, which may grow between steps. Thread-safe.
-class SkippingSource final : public BatchSource {
+class SkippingSource final : public WrappedSource {
  public:
   /// Borrows `inner`.
-  SkippingSource(const BatchSource& inner, SkipList list) : inner_(inner), list_(std::move(list)) {}
+  SkippingSource(const BatchSource& inner, SkipList list) : WrappedSource(inner), list_(std::move(list)) {}
 
   /// From the next call on. Batches that were made before, of later steps, are other ones now: rewind what holds them.
   void set(SkipList list);
   [[nodiscard]] SkipList list() const;
+  [[nodiscard]] std::int64_t batch_of(std::int64_t step) const;
 
   [[nodiscard]] Batch training_rows(std::int64_t step, std::int64_t global_rows, Interval rows) const override;
-  [[nodiscard]] std::optional<Batch> validation_batch(std::int64_t index, std::int64_t rows) const override;
-  [[nodiscard]] std::int64_t vocabulary() const noexcept override;
-  [[nodiscard]] std::int64_t sequence() const noexcept override;
-  [[nodiscard]] std::optional<std::int64_t> training_tokens() const noexcept override;
-  [[nodiscard]] std::optional<std::int64_t> epoch_rows() const noexcept override;
   [[nodiscard]] std::string describe() const override;
-  [[nodiscard]] std::string identity() const override;
 
  private:
-  const BatchSource& inner_;
   mutable std::mutex mutex_;
   SkipList list_;
 };

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/io/atomic_file.h"
+#include "core/io/json_field.h"
 #include "core/shard_runs.h"
 #include "optimized/checkpoint/manifest.h"
 #include "optimized/checkpoint/manifest_format.h"
@@ -19,67 +20,12 @@ namespace {
 
 using nlohmann::json;
 
-// A value of the manifest and where it stands: "files[2].bytes".
-class Node {
- public:
-  Node(const std::string& file, const json& value, std::string path = {}) : file_(file), value_(value), path_(std::move(path)) {}
-
-  [[noreturn]] void refuse(const std::string& what) const {
-    throw InputError(path_.empty() ? fmt::format("{}: {}", file_, what) : fmt::format("{}: field '{}' {}", file_, path_, what));
-  }
-  void require(bool possible, const std::string& what) const {
-    if (!possible) refuse(what);
-  }
-  [[nodiscard]] bool has(const char* key) const { return value_.contains(key); }
-  [[nodiscard]] Node operator[](const char* key) const {
-    const std::string path = path_.empty() ? key : fmt::format("{}.{}", path_, key);
-    require(value_.is_object(), "is no object");
-    const auto found = value_.find(key);
-    if (found == value_.end()) throw InputError(fmt::format("{}: field '{}' is missing", file_, path));
-    return {file_, *found, path};
-  }
-  [[nodiscard]] Node at(std::size_t index) const { return {file_, value_[index], fmt::format("{}[{}]", path_, index)}; }
-  [[nodiscard]] std::size_t size() const {
-    require(value_.is_array(), "is no list");
-    return value_.size();
-  }
-  [[nodiscard]] std::string text() const {
-    require(value_.is_string(), "is no text");
-    return value_.get<std::string>();
-  }
-  /// From 0 on.
-  [[nodiscard]] std::int64_t count() const {
-    constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-    if (!value_.is_number_unsigned() || value_.get<std::uint64_t>() > kMost)
-      refuse(fmt::format("is {}, not a whole number from 0 on", value_.dump()));
-    return value_.get<std::int64_t>();
-  }
-  /// Finite, from 0 on.
-  [[nodiscard]] double amount() const {
-    if (!value_.is_number() || !std::isfinite(value_.get<double>()) || value_.get<double>() < 0)
-      refuse(fmt::format("is {}, not a finite number from 0 on", value_.dump()));
-    return value_.get<double>();
-  }
-  [[nodiscard]] Interval interval() const {
-    require(size() == 2, "is not [begin, end]");
-    const Interval result{at(0).count(), at(1).count()};
-    require(result.begin <= result.end, fmt::format("ends at {} before it begins at {}", result.end, result.begin));
-    return result;
-  }
-  [[nodiscard]] Hash128 hash() const {
-    try {
-      return parse_hash128(text());
-    } catch (const InputError&) {
-      refuse(fmt::format("is {}, not 32 hexadecimal digits", value_.dump()));
-    }
-  }
-  [[nodiscard]] const json& value() const { return value_; }
-
- private:
-  const std::string& file_;
-  const json& value_;
-  std::string path_;
-};
+Interval interval(const JsonField& field) {
+  field.require(field.size() == 2, "is not [begin, end]");
+  const Interval result{field.at(0).count(), field.at(1).count()};
+  field.require(result.begin <= result.end, fmt::format("ends at {} before it begins at {}", result.end, result.begin));
+  return result;
+}
 
 constexpr std::string_view kFormat1 = "tandem-checkpoint-1";
 
@@ -88,18 +34,13 @@ std::string of_format_1(const std::string& file) {
                      kCheckpointVersion);
 }
 
-void check_format(const Node& root, const std::string& file) {
+void check_format(const JsonField& root, const std::string& file) {
   root.require(root.value().is_object(), "not a JSON object");
-  const std::string format = root["format"].text();
-  if (format == kFormat1) throw InputError(of_format_1(file));
-  if (format != kCheckpointFormat) root["format"].refuse(fmt::format("is '{}', not '{}'", format, kCheckpointFormat));
-  const std::int64_t version = root["version"].count();
-  if (version != kCheckpointVersion) {
-    root["version"].refuse(fmt::format("is {}, this program reads version {}", version, kCheckpointVersion));
-  }
+  if (root["format"].text() == kFormat1) throw InputError(of_format_1(file));
+  root.require_format(kCheckpointFormat, kCheckpointVersion);
 }
 
-void check_hash(const Node& root, std::string_view text, MissingHash missing_hash) {
+void check_hash(const JsonField& root, std::string_view text, MissingHash missing_hash) {
   if (missing_hash == MissingHash::accept && !root.has(kManifestHashField)) return;
   const Hash128 said = root[kManifestHashField].hash();
   const std::string key = fmt::format("\"{}\"", kManifestHashField);
@@ -111,7 +52,7 @@ void check_hash(const Node& root, std::string_view text, MissingHash missing_has
                fmt::format("damaged: something else than '{}' ends it", kManifestHashField));
 }
 
-CheckpointInfo info_from(const Node& root, const std::string& file) {
+CheckpointInfo info_from(const JsonField& root, const std::string& file) {
   CheckpointInfo info;
   info.next_step = root["next_step"].count();
   info.updates = root["updates"].count();
@@ -121,34 +62,34 @@ CheckpointInfo info_from(const Node& root, const std::string& file) {
   info.data = root["data"].text();
   info.data_identity = root["data_identity"].text();
   if (root.has("skipped_batches")) {
-    const Node skipped = root["skipped_batches"];
+    const JsonField skipped = root["skipped_batches"];
     for (std::size_t i = 0; i < skipped.size(); ++i) info.skipped_batches.push_back(skipped.at(i).count());
   }
-  const Node scale = root["loss_scale"];
+  const JsonField scale = root["loss_scale"];
   info.loss_scaler = {scale["scale"].amount(), scale["growth_tracker"].count(), scale["skipped_steps"].count()};
   scale["scale"].require(info.loss_scaler.scale > 0, "is 0, which no run can have saved");
-  const Node fp8 = root["fp8"];
-  const Node histories = fp8["histories"];
+  const JsonField fp8 = root["fp8"];
+  const JsonField histories = fp8["histories"];
   for (std::size_t i = 0; i < histories.size(); ++i) info.fp8.histories.push_back(histories.at(i).amount());
   info.fp8.position = fp8["position"].count();
-  const Node config = root["config"];
+  const JsonField config = root["config"];
   config.require(config.value().is_object(), "is no object");
   info.config = config_from_json(config.value().dump(), file);
   return info;
 }
 
-std::map<std::string, std::string> libraries_from(const Node& node) {
+std::map<std::string, std::string> libraries_from(const JsonField& node) {
   node.require(node.value().is_object(), "is no object");
   std::map<std::string, std::string> libraries;
   for (const auto& [name, unused] : node.value().items()) libraries.emplace(name, node[name.c_str()].text());
   return libraries;
 }
 
-std::vector<CheckpointFile> files_from(const Node& node, MissingHash missing_hash) {
+std::vector<CheckpointFile> files_from(const JsonField& node, MissingHash missing_hash) {
   std::vector<CheckpointFile> files;
   std::set<std::string> names;
   for (std::size_t i = 0; i < node.size(); ++i) {
-    const Node entry = node.at(i);
+    const JsonField entry = node.at(i);
     CheckpointFile file;
     file.name = entry["name"].text();
     const bool plain = !file.name.empty() && file.name.find('/') == std::string::npos && file.name != "." && file.name != ".." &&
@@ -163,7 +104,7 @@ std::vector<CheckpointFile> files_from(const Node& node, MissingHash missing_has
 }
 
 // Bytes of `elements`, refused where no file of the checkpoint could hold them: what follows may then count on sizes.
-std::int64_t stored_bytes(const Node& node, const Shape& shape, DType dtype, std::int64_t most_bytes) {
+std::int64_t stored_bytes(const JsonField& node, const Shape& shape, DType dtype, std::int64_t most_bytes) {
   auto bytes = static_cast<std::int64_t>(size_bytes(dtype));
   for (const std::int64_t extent : shape) {
     const bool overflows = __builtin_mul_overflow(bytes, extent, &bytes);
@@ -173,21 +114,21 @@ std::int64_t stored_bytes(const Node& node, const Shape& shape, DType dtype, std
   return bytes;
 }
 
-CheckpointPiece piece_from(const Node& node, const CheckpointTensor& tensor, const std::vector<CheckpointFile>& files) {
+CheckpointPiece piece_from(const JsonField& node, const CheckpointTensor& tensor, const std::vector<CheckpointFile>& files) {
   CheckpointPiece piece;
   piece.file = static_cast<std::size_t>(node["file"].count());
   node["file"].require(piece.file < files.size(), fmt::format("is {}, there are {} files", piece.file, files.size()));
   piece.shard = whole(tensor.name, tensor.shape, tensor.dtype);
   if (node.has("slices")) {
-    const Node slices = node["slices"];
+    const JsonField slices = node["slices"];
     slices.require(slices.size() == tensor.shape.size(),
                    fmt::format("has {} dimensions, the tensor {}", slices.size(), tensor.shape.size()));
     for (std::size_t dim = 0; dim < slices.size(); ++dim) {
       std::vector<Interval>& along = piece.shard.slices[dim];
       along.clear();
       for (std::size_t i = 0; i < slices.at(dim).size(); ++i) {
-        const Node one = slices.at(dim).at(i);
-        along.push_back(one.interval());
+        const JsonField one = slices.at(dim).at(i);
+        along.push_back(interval(one));
         one.require(along.back().end <= tensor.shape[dim],
                     fmt::format("ends at {}, the dimension has {}", along.back().end, tensor.shape[dim]));
       }
@@ -202,7 +143,7 @@ CheckpointPiece piece_from(const Node& node, const CheckpointTensor& tensor, con
   constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
   static_cast<void>(stored_bytes(node, piece.shard.local_shape(), tensor.dtype, kNoLimit));
   if (node.has("elements")) {
-    piece.shard.flat_range = node["elements"].interval();
+    piece.shard.flat_range = interval(node["elements"]);
     const std::int64_t local = num_elements(piece.shard.local_shape());
     node["elements"].require(piece.shard.flat_range->end <= local,
                              fmt::format("ends at {}, its slices have {} elements", piece.shard.flat_range->end, local));
@@ -211,7 +152,7 @@ CheckpointPiece piece_from(const Node& node, const CheckpointTensor& tensor, con
   return piece;
 }
 
-void check_coverage(const Node& node, const CheckpointTensor& tensor) {
+void check_coverage(const JsonField& node, const CheckpointTensor& tensor) {
   std::vector<ShardRun> all;
   for (const CheckpointPiece& piece : tensor.pieces) {
     try {
@@ -233,7 +174,7 @@ void check_coverage(const Node& node, const CheckpointTensor& tensor) {
   node.require(next == elements, fmt::format("of {} leave a gap: elements {}:{}", tensor.name, next, elements));
 }
 
-CheckpointTensor tensor_from(const Node& node, const std::vector<CheckpointFile>& files, std::int64_t total_bytes) {
+CheckpointTensor tensor_from(const JsonField& node, const std::vector<CheckpointFile>& files, std::int64_t total_bytes) {
   CheckpointTensor tensor;
   tensor.name = node["name"].text();
   node["name"].require(!tensor.name.empty(), "is empty");
@@ -241,13 +182,13 @@ CheckpointTensor tensor_from(const Node& node, const std::vector<CheckpointFile>
   for (const DType known : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     if (name(known) != dtype) continue;
     tensor.dtype = known;
-    const Node shape = node["shape"];
+    const JsonField shape = node["shape"];
     for (std::size_t dim = 0; dim < shape.size(); ++dim) {
       tensor.shape.push_back(shape.at(dim).count());
       shape.at(dim).require(tensor.shape.back() > 0, "is 0");
     }
     static_cast<void>(stored_bytes(shape, tensor.shape, tensor.dtype, total_bytes));
-    const Node pieces = node["pieces"];
+    const JsonField pieces = node["pieces"];
     std::set<std::size_t> used;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       tensor.pieces.push_back(piece_from(pieces.at(i), tensor, files));
@@ -270,7 +211,7 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& file
   } catch (const json::exception& failure) {
     throw InputError(fmt::format("{}: not JSON: {}", file, failure.what()));
   }
-  const Node root(file, parsed);
+  const JsonField root(file, parsed);
   check_format(root, file);
   check_hash(root, text, missing_hash);
   CheckpointManifest manifest;
@@ -282,7 +223,7 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& file
     const bool overflows = __builtin_add_overflow(total_bytes, one.bytes, &total_bytes);
     root["files"].require(!overflows, "have more than 2^63 bytes");
   }
-  const Node tensors = root["tensors"];
+  const JsonField tensors = root["tensors"];
   std::set<std::string, std::less<>> names;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     manifest.tensors.push_back(tensor_from(tensors.at(i), manifest.files, total_bytes));

@@ -269,6 +269,16 @@ TEST_F(TiersTest, PrunesOldStepsManifestsFirst) {
   EXPECT_EQ(list_remote_checkpoints(store), (Steps{7}));
 }
 
+TEST_F(TiersTest, KeepsProtectedStepsAndTakesBackWhatIsBeyondAStep) {
+  for (const std::int64_t step : {1, 3, 5, 7}) upload(store, write_step(local, step, 1));
+  prune_remote(store, 1, {3});
+  EXPECT_EQ(list_remote_checkpoints(store), (Steps{7, 3}));
+  behind->put("step-00000009/shard-00000.safetensors", {});  // an upload that has not ended
+  remove_remote_after(store, 3);
+  EXPECT_EQ(list_remote_checkpoints(store), (Steps{3}));
+  EXPECT_EQ(store.list("step-").size(), 3U);
+}
+
 TEST_F(TiersTest, FindsTheNewestOverBothTiers) {
   write_step(local, 10, 1);
   upload(store, write_step(folder / "other", 20, 1));

@@ -11,6 +11,7 @@
 
 #include "core/synthetic_corpus.h"
 #include "optimized/comm/world.h"
+#include "optimized/engine/progress_scope.h"
 #include "reference/data_parallel.h"
 #include "reference/training.h"
 
@@ -213,6 +214,44 @@ TEST(Engine, GivesBackAllMemoryButItsState) {
 
     EXPECT_EQ(arena.ledger().current(), before);
     EXPECT_GT(arena.ledger().peak()[static_cast<std::size_t>(MemoryCategory::activations)], 0);
+  });
+}
+
+TEST(ProgressScope, WhoLeavesAnOperationByItsFailureHasGotNothingDoneAndStillWaits) {
+  ProgressSlot slot;
+  { const ProgressScope waiting(&slot, true); }
+  EXPECT_FALSE(slot.waiting);
+  EXPECT_EQ(slot.progress, 1U);
+  EXPECT_THROW(
+      {
+        const ProgressScope waiting(&slot, true);
+        throw TimeoutError("the others have not come");
+      },
+      TimeoutError);
+  EXPECT_TRUE(slot.waiting);
+  EXPECT_EQ(slot.progress, 1U);
+}
+
+TEST(Engine, CountsItsOwnWorkByWholeStepsAndSaysThatItWaitsForNobodyAtTheirEnd) {
+  const GptConfig model = small_model(true, 0.0);
+  const SyntheticCorpus corpus = corpus_of(model, RowShape::skewed);
+  ProgressBoard board(2);
+  run_world({.ranks = 2}, [&](Communicator& comm) {
+    Arena arena;
+    const auto kernels = make_cpu_kernels({});
+    RankContext context{&comm, kernels.get(), &arena, nullptr, {}};
+    context.progress = &board.slot(comm.rank());
+    Engine engine(context, {model, plan_of(2, 2, "fp32"), {}, {}, 1, 5});
+    engine.store().initialise(model, Initialization::scattered, 5);
+    engine.train_step(corpus.training_batch(0, 7), 0);
+    const std::int64_t busy_ns = board.slot(comm.rank()).busy_ns;
+    const std::uint64_t progress = board.slot(comm.rank()).progress;
+    EXPECT_GT(busy_ns, 0);
+    EXPECT_GT(progress, 10U);
+    EXPECT_FALSE(board.slot(comm.rank()).waiting);
+    engine.train_step(corpus.training_batch(1, 7), 1);
+    EXPECT_GT(board.slot(comm.rank()).busy_ns, busy_ns);
+    EXPECT_EQ(board.slot(comm.rank()).progress, 2 * progress);
   });
 }
 

@@ -291,6 +291,19 @@ TEST(FailureDetector, TheFirstStepOfEachAttemptMayTakeAsLongAsStarting) {
   EXPECT_EQ(fleet.told(), "1 hung, 0 hung");
 }
 
+TEST(FailureDetector, WorkThatIsCountedEndsTheFirstStepHoweverFewBeatsSawIt) {
+  Fleet fleet(2);
+  fleet.warm_up();
+  fleet.detector().begin_attempt(1, 2, fleet.now_ns());
+  for (Heartbeat& beat : fleet.beats) {
+    beat.attempt = 1;
+    beat.busy_ns = 1;
+  }
+  fleet.enter(RunPhase::train);
+  fleet.run(60);
+  EXPECT_EQ(fleet.told(), "1 hung, 0 hung");
+}
+
 TEST(FailureDetector, ARankThatIsNeverHeardOfHasTheTimeOfAStart) {
   Fleet fleet(2);
   fleet.is_silent[1] = true;

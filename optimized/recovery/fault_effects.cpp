@@ -74,12 +74,13 @@ class FloatBits {
   FloatLayout layout_;
 };
 
-class PoisonedSource final : public BatchSource {
+// A restarted run must take it for the same data: its identity is that of what it poisons.
+class PoisonedSource final : public WrappedSource {
  public:
-  PoisonedSource(const BatchSource& inner, std::set<std::int64_t> batches) : inner_(inner), batches_(std::move(batches)) {}
+  PoisonedSource(const BatchSource& inner, std::set<std::int64_t> batches) : WrappedSource(inner), batches_(std::move(batches)) {}
 
   [[nodiscard]] Batch training_rows(std::int64_t step, std::int64_t global_rows, Interval rows) const override {
-    Batch batch = inner_.training_rows(step, global_rows, rows);
+    Batch batch = inner().training_rows(step, global_rows, rows);
     if (!batches_.contains(step)) return batch;
     for (std::int64_t row = 0; row < batch.rows; ++row) {
       // However the rows are dealt, each has its own garbage.
@@ -94,21 +95,11 @@ class PoisonedSource final : public BatchSource {
     }
     return batch;
   }
-  [[nodiscard]] std::optional<Batch> validation_batch(std::int64_t index, std::int64_t rows) const override {
-    return inner_.validation_batch(index, rows);
-  }
-  [[nodiscard]] std::int64_t vocabulary() const noexcept override { return inner_.vocabulary(); }
-  [[nodiscard]] std::int64_t sequence() const noexcept override { return inner_.sequence(); }
-  [[nodiscard]] std::optional<std::int64_t> training_tokens() const noexcept override { return inner_.training_tokens(); }
-  [[nodiscard]] std::optional<std::int64_t> epoch_rows() const noexcept override { return inner_.epoch_rows(); }
   [[nodiscard]] std::string describe() const override {
-    return fmt::format("{}, {} batches of it poisoned", inner_.describe(), batches_.size());
+    return fmt::format("{}, {} batches of it poisoned", inner().describe(), batches_.size());
   }
-  // A restarted run must take it for the same data.
-  [[nodiscard]] std::string identity() const override { return inner_.identity(); }
 
  private:
-  const BatchSource& inner_;
   std::set<std::int64_t> batches_;
 };
 

@@ -18,6 +18,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "core/io/append_line.h"
 #include "optimized/recovery/fault_effects.h"
 #include "optimized/recovery/faulty_communicator.h"
 
@@ -55,21 +56,6 @@ std::set<std::uint64_t> read_struck(const std::filesystem::path& file, const std
   return struck;
 }
 
-// Durable before the fault strikes: the process may be gone in the next moment, and must not be struck again.
-void append_durably(const std::filesystem::path& file, const std::string& line) {
-  const auto refuse = [&] {
-    throw IoError(fmt::format("cannot note a fault in {}: {}", file.string(), std::generic_category().message(errno)));
-  };
-  const int descriptor = ::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (descriptor < 0) refuse();
-  const bool is_good =
-      ::write(descriptor, line.data(), line.size()) == static_cast<ssize_t>(line.size()) && ::fsync(descriptor) == 0;
-  const int reason = errno;
-  ::close(descriptor);
-  errno = reason;
-  if (!is_good) refuse();
-}
-
 }  // namespace
 
 class FaultInjector::State {
@@ -99,7 +85,8 @@ class FaultInjector::State {
   [[nodiscard]] bool claim(const Fault& fault) {
     const std::lock_guard lock(mutex_);
     if (!struck_.insert(fault.id).second) return false;
-    if (!options.struck_file.empty()) append_durably(options.struck_file, struck_line(fault) + "\n");
+    // Durable before it strikes: the process may be gone in the next moment, and must not be struck again.
+    if (!options.struck_file.empty()) append_line(options.struck_file, struck_line(fault));
     return true;
   }
   [[nodiscard]] bool has_struck(const Fault& fault) const {

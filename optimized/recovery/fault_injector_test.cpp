@@ -84,6 +84,17 @@ TEST(FaultInjector, KillsARankOnceInARunRestartsIncluded) {
   EXPECT_EQ(third.lost_ranks(), std::vector<int>{1});
 }
 
+TEST(FaultInjector, StrikesWithAnotherFaultAtThePlaceOfOneThatHasStruck) {
+  const TestFolder folder;
+  const RunConfig config = tiny_config({.data = 2});
+  FaultInjector first(script({{.kind = FaultKind::kill, .step = 2}}, folder / "struck"));
+  EXPECT_THROW(run(config, first, 4), FaultStruck);
+  FaultInjector other(script({{.kind = FaultKind::kill, .step = 3}}, folder / "struck"));
+  EXPECT_THROW(run(config, other, 4), FaultStruck);
+  FaultInjector same(script({{.kind = FaultKind::kill, .step = 2}}, folder / "struck"));
+  EXPECT_NO_THROW(run(config, same, 4));
+}
+
 TEST(FaultInjectorDeathTest, EndsTheProcessWithASignalOutsideOfTests) {
   FaultInjectorOptions options = script({{.kind = FaultKind::kill, .step = 3, .rank = 1, .moment = FaultMoment::save}});
   options.in_process = false;

@@ -1,21 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/recovery/incident_log.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <array>
-#include <cerrno>
 #include <chrono>
 #include <ctime>
 #include <sstream>
 #include <string_view>
-#include <system_error>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/io/append_line.h"
 #include "core/io/atomic_file.h"
 #include "core/io/file_operations.h"
 
@@ -25,42 +21,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kFile = "incidents.jsonl";
-
-[[noreturn]] void refuse(std::string_view action, const fs::path& file, int error_number) {
-  throw IoError(fmt::format("cannot {} {}: {}", action, file.string(), std::generic_category().message(error_number)));
-}
-
-// Open for appending and for a look at what is there; closed at the end of the scope.
-class AppendedFile {
- public:
-  explicit AppendedFile(const fs::path& file)
-      : file_(file), descriptor_(::open(file.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
-    if (descriptor_ < 0) refuse("open", file_, errno);
-  }
-  AppendedFile(const AppendedFile&) = delete;
-  AppendedFile& operator=(const AppendedFile&) = delete;
-  ~AppendedFile() { ::close(descriptor_); }
-
-  [[nodiscard]] bool ends_with_line() const {
-    const off_t size = ::lseek(descriptor_, 0, SEEK_END);
-    char last = '\n';
-    return size <= 0 || ::pread(descriptor_, &last, 1, size - 1) != 1 || last == '\n';
-  }
-  void append(const std::string& text) {
-    ssize_t written = 0;
-    do {
-      written = ::write(descriptor_, text.data(), text.size());
-    } while (written < 0 && errno == EINTR);
-    if (written < 0) refuse("write", file_, errno);
-    // Not followed by the rest: another process may have written in between.
-    if (static_cast<std::size_t>(written) != text.size()) refuse("write", file_, ENOSPC);
-    if (::fsync(descriptor_) != 0) refuse("flush", file_, errno);
-  }
-
- private:
-  fs::path file_;
-  int descriptor_;
-};
 
 std::string utc_now() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -127,18 +87,12 @@ IncidentLog::IncidentLog(const fs::path& folder) {
   if (folder.empty()) return;
   make_folders(system_files(), folder);
   file_ = folder / kFile;
-  std::error_code ignored;
-  if (fs::exists(file_, ignored)) return;
-  { const AppendedFile made(file_); }
-  system_files().sync_folder(file_.parent_path());
 }
 
 void IncidentLog::append(Incident incident) {
   if (file_.empty()) return;
   if (incident.when.empty()) incident.when = utc_now();
-  AppendedFile file(file_);
-  // What a killed writer has left of a line must not swallow this one.
-  file.append((file.ends_with_line() ? "" : "\n") + to_line(incident) + "\n");
+  append_line(file_, to_line(incident));
 }
 
 std::vector<Incident> read_incidents(const fs::path& folder) {

@@ -3,8 +3,10 @@
 
 #include <sys/stat.h>
 
+#include <fstream>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -106,6 +108,23 @@ TEST(MemoryTier, IsWholeByItselfOnOneNodeAndKeepsTheLastTwoSteps) {
   const fs::path newest = place.folder / "node-0" / step_folder_name(4);
   EXPECT_EQ(assemble_from_memory(place, {}), newest);
   EXPECT_EQ(find_damage(place.folder / "node-0" / step_folder_name(3), VerifyDepth::contents), std::nullopt);
+}
+
+TEST(MemoryTier, LeavesWhatIsNotItsOwnWhenItIsCleared) {
+  const TestFolder folder;
+  const fs::path mine = folder / "mine";
+  for (const char* own : {"node-0/step-00000001", "node-12"}) fs::create_directories(mine / own);
+  for (const char* other : {"node-", "node-a", "nodes"}) fs::create_directories(mine / other);
+  std::ofstream(mine / "thesis.txt") << "years";
+
+  clear_memory_tier({mine});
+
+  std::set<std::string> left;
+  for (const fs::directory_entry& entry : fs::directory_iterator(mine)) left.insert(entry.path().filename().string());
+  EXPECT_EQ(left, (std::set<std::string>{"node-", "node-a", "nodes", "thesis.txt"}));
+  fs::create_directories(folder / "own/node-3");
+  clear_memory_tier({folder / "own"});
+  EXPECT_FALSE(fs::exists(folder / "own"));
 }
 
 TEST(MemoryTier, WritesOverTheStepBeforeTheNewest) {

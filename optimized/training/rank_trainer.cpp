@@ -197,7 +197,7 @@ RankTrainer::Next RankTrainer::after(std::int64_t done) {
 AnomalyDecision RankTrainer::one_step(std::int64_t step) {
   const Clock::time_point begin = Clock::now();
   enter(RunPhase::train);
-  if (watches()) guard_->begin_step(step, data_.source.list().batch_of(step));
+  if (watches()) guard_->begin_step(step, data_.source.batch_of(step));
   if (options_.faults != nullptr) options_.faults->begin_step(step, comm_.rank(), engine_);
   std::shared_ptr<const Batch> batch;
   {

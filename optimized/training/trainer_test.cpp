@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/training/trainer.h"
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 
@@ -8,6 +9,7 @@
 
 #include "core/io/test_folder.h"
 #include "core/synthetic_corpus.h"
+#include "optimized/anomaly/ledger.h"
 #include "optimized/checkpoint/checkpoint.h"
 
 namespace tandem {
@@ -128,6 +130,118 @@ TEST(Trainer, EvaluatesTheSameLossOnAnyNumberOfRanks) {
 
   ASSERT_EQ(alone.validation_losses.size(), 2U);
   for (std::size_t i = 0; i < 2; ++i) EXPECT_NEAR(shared.validation_losses[i].second, alone.validation_losses[i].second, 1e-5);
+}
+
+// A run that looks and goes back.
+TrainOptions watched_run(const BatchSource& data, const std::filesystem::path& folder, std::int64_t steps) {
+  TrainOptions options = small_run(data, 2, steps);
+  options.config.optimizer.learning_rate = 0.01;
+  options.config.anomaly.action = AnomalyAction::rollback;
+  options.config.anomaly.window = 16;
+  options.config.anomaly.confirm_steps = 2;
+  options.config.anomaly.sample_every_steps = 4;
+  options.config.checkpoint_every_steps = 4;
+  options.output = folder;
+  return options;
+}
+
+FaultInjectorOptions scripted(const std::string& fault) {
+  FaultInjectorOptions options;
+  options.faults = {parse_fault(fault)};
+  options.in_process = true;
+  return options;
+}
+
+TEST(Trainer, TheListOfBatchesThatAreLeftOutTravelsWithTheCheckpoint) {
+  const SyntheticCorpus data = corpus();
+  const TestFolder folder, other;
+  TrainOptions first = watched_run(data, folder / "first", 8);
+  first.skipped_batches = {2, 5};
+  (void)train(first);
+  TrainOptions second = watched_run(data, other / "second", 12);
+  second.resume = find_checkpoint(folder / "first");
+
+  const TrainReport rest = train(second);
+
+  EXPECT_EQ(rest.skipped_batches, (std::set<std::int64_t>{2, 5}));
+  TrainOptions whole = watched_run(data, folder / "whole", 12);
+  whole.skipped_batches = {2, 5};
+  const std::vector<double> all = losses_of(train(whole));
+  EXPECT_EQ(losses_of(rest), std::vector<double>(all.begin() + 8, all.end()));
+}
+
+TEST(Trainer, AFreshRunKnowsNothingOfAnotherOneInItsFolder) {
+  const SyntheticCorpus data = corpus();
+  const TestFolder folder;
+  write_anomaly_ledger(folder.path(), {.skipped_batches = {1}, .healthy_steps = {8}, .rollbacks = {{0, 3}}, .incidents = 4},
+                       system_files());
+
+  const TrainReport report = train(watched_run(data, folder.path(), 4));
+
+  EXPECT_TRUE(report.skipped_batches.empty());
+  const AnomalyLedger ledger = read_anomaly_ledger(folder.path());
+  EXPECT_TRUE(ledger.skipped_batches.empty());
+  EXPECT_TRUE(ledger.rollbacks.empty());
+  EXPECT_EQ(ledger.incidents, 4) << "bundles are not written over";
+}
+
+TEST(Trainer, ANumberThatIsNoneInTheWeightsCanBeLeftBehindFromTheFirstStepOn) {
+  const SyntheticCorpus data = corpus();
+  const std::vector<double> undisturbed = losses_of(train(small_run(data, 2, 6)));
+  for (const AnomalyAction action : {AnomalyAction::skip, AnomalyAction::clip, AnomalyAction::rollback}) {
+    const TestFolder folder;
+    TrainOptions options = watched_run(data, folder.path(), 6);
+    options.config.optimizer = small_run(data, 2, 6).config.optimizer;
+    options.config.anomaly.action = action;
+    FaultInjector faults(scripted("nan@step=2,rank=1,target=weights"));
+    options.faults = &faults;
+
+    const TrainReport report = train(options);
+
+    EXPECT_EQ(losses_of(report), undisturbed);
+    ASSERT_EQ(report.incidents.size(), 1U);
+    EXPECT_EQ(report.incidents[0].rolled_back_to, 0);
+    EXPECT_FALSE(report.last_checkpoint_failed);
+  }
+}
+
+TEST(Trainer, SaysThatAStateWhichIsNotSoundIsNotSaved) {
+  const SyntheticCorpus data = corpus();
+  const TestFolder folder;
+  TrainOptions options = watched_run(data, folder.path(), 8);
+  options.config.anomaly.action = AnomalyAction::report;
+  FaultInjector faults(scripted("flip@step=6,rank=1,target=weights"));
+  options.faults = &faults;
+  std::vector<std::string> told;
+  options.on_checkpoint_problem = [&](const std::string& problem) { told.push_back(problem); };
+
+  const TrainReport report = train(options);
+
+  EXPECT_TRUE(report.last_checkpoint_failed);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_NE(told[0].find("step 8 was not written: the state is not sound"), std::string::npos) << told[0];
+  EXPECT_EQ(find_checkpoint(folder.path()).filename(), "step-00000004");
+}
+
+TEST(Trainer, TellsTheMetricsOfEachStepWithTheValidationLossTakenAfterIt) {
+  const SyntheticCorpus data = corpus();
+  TrainOptions options = small_run(data, 2, 4);
+  options.config.evaluate_every_steps = 2;
+  std::vector<StepMetrics> told;
+  options.on_metrics = [&](const StepMetrics& metrics, const std::vector<Span>& spans) {
+    told.push_back(metrics);
+    EXPECT_EQ(std::count_if(spans.begin(), spans.end(), [](const Span& s) { return s.activity == Activity::step; }), 1);
+  };
+
+  const TrainReport report = train(options);
+
+  ASSERT_EQ(told.size(), 4U);
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(told[i].step, static_cast<std::int64_t>(i) + 1);
+    EXPECT_EQ(told[i].loss, report.steps[i].loss);
+    EXPECT_EQ(told[i].validation_loss.has_value(), i % 2 == 1);
+  }
+  EXPECT_EQ(told[1].validation_loss, report.validation_losses[0].second);
 }
 
 // Rows whose tokens of one step lie beyond the vocabulary, but only for the last rank's rows.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optimized/anomaly/json_field.h"
+#include "core/io/json_field.h"
 
 #include <cmath>
 #include <limits>
@@ -17,21 +17,29 @@ void JsonField::refuse(const std::string& what) const {
 
 JsonField JsonField::operator[](const char* key) const {
   const std::string path = path_.empty() ? key : fmt::format("{}.{}", path_, key);
-  if (!value_->is_object()) refuse("is no object");
+  require(value_->is_object(), "is no object");
   const auto found = value_->find(key);
   if (found == value_->end()) throw InputError(fmt::format("{}: field '{}' is missing", *file_, path));
   return {*file_, *found, path};
 }
 
+bool JsonField::has(const char* key) const { return value_->contains(key); }
+
+std::size_t JsonField::size() const {
+  require(value_->is_array(), "is no list");
+  return value_->size();
+}
+
+JsonField JsonField::at(std::size_t index) const { return {*file_, (*value_)[index], fmt::format("{}[{}]", path_, index)}; }
+
 std::vector<JsonField> JsonField::elements() const {
-  if (!value_->is_array()) refuse("is no list");
   std::vector<JsonField> all;
-  for (std::size_t i = 0; i < value_->size(); ++i) all.emplace_back(*file_, (*value_)[i], fmt::format("{}[{}]", path_, i));
+  for (std::size_t i = 0; i < size(); ++i) all.push_back(at(i));
   return all;
 }
 
 std::string JsonField::text() const {
-  if (!value_->is_string()) refuse("is no text");
+  require(value_->is_string(), "is no text");
   return value_->get<std::string>();
 }
 
@@ -40,6 +48,20 @@ std::int64_t JsonField::count() const {
   if (!value_->is_number_unsigned() || value_->get<std::uint64_t>() > kMost)
     refuse(fmt::format("is {}, not a whole number from 0 on", value_->dump()));
   return value_->get<std::int64_t>();
+}
+
+double JsonField::amount() const {
+  if (!value_->is_number() || !std::isfinite(value_->get<double>()) || value_->get<double>() < 0)
+    refuse(fmt::format("is {}, not a finite number from 0 on", value_->dump()));
+  return value_->get<double>();
+}
+
+Hash128 JsonField::hash() const {
+  try {
+    return parse_hash128(text());
+  } catch (const InputError&) {
+    refuse(fmt::format("is {}, not 32 hexadecimal digits", value_->dump()));
+  }
 }
 
 double JsonField::number() const {
