@@ -203,6 +203,13 @@ class Threads(Runs):
         self.assertEqual(self.incidents("exit")[0]["action"], "restart from step 13", done.stderr)
         self.assertEqual(self.incidents("resumed")[0]["lost_steps"], 0)
 
+    def test_a_copy_in_memory_that_nobody_has_looked_at_is_not_gone_back_to(self):
+        """One replica's weights are wrong, and before the next look a rank is killed: from a copy of then, both would be."""
+        done = self.supervise("--memory-tier", self.root / "memory-looked-at", *faults("flip@step=10,rank=1,target=weights", "kill@step=11"),
+                              "--set", "checkpoint_every_steps=0", "--set", "anomaly_action=rollback")
+        self.assert_undisturbed()
+        self.assertEqual(self.incidents("exit")[0]["action"], "restart from step 9", done.stderr)
+
     def test_a_rollback_is_told_and_can_be_computed_again(self):
         """Weights that are not finite cannot be repaired by computing the step again."""
         self.supervise(*faults("nan@step=14,rank=1,target=weights"), "--set", "anomaly_action=rollback", "--set",

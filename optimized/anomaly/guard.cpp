@@ -70,6 +70,12 @@ AnomalyDecision AnomalyGuard::before_save() {
   return state_->before_save();
 }
 
+bool AnomalyGuard::vouches_for_state() {
+  if (!state_->is_on()) return true;
+  const Stopwatch watch(state_->seconds);
+  return state_->vouches_for_state();
+}
+
 void AnomalyGuard::saved(std::int64_t steps_done) {
   if (state_->is_on()) state_->saved(steps_done);
 }

@@ -84,6 +84,9 @@ class AnomalyGuard {
   /// Looks at the whole state: what is not finite or differs between replicas must not become a checkpoint. go_on: save.
   /// skip_step: do not, but train on (action report). roll_back, give_up: as of after_step().
   [[nodiscard]] AnomalyDecision before_save();
+  /// Whether a copy of the state, as it is between two steps, is worth going back to: finite, and the same in all replicas. Looks
+  /// where the last step has not; what is wrong is left to the next look, or to before_save(), to say.
+  [[nodiscard]] bool vouches_for_state();
   /// A checkpoint of `steps_done` steps was begun; it becomes healthy when later steps have confirmed it.
   void saved(std::int64_t steps_done);
 

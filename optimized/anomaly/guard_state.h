@@ -37,6 +37,7 @@ class AnomalyGuard::State {
   [[nodiscard]] const AnomalyLedger& ledger() const noexcept { return ledger_; }
   [[nodiscard]] const std::vector<AnomalyIncident>& incidents() const noexcept { return incidents_; }
   [[nodiscard]] std::int64_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] bool vouches_for_state();
   [[nodiscard]] bool is_on() const noexcept { return config_.action != AnomalyAction::off; }
 
   double seconds = 0;
@@ -87,6 +88,7 @@ class AnomalyGuard::State {
 
   std::int64_t step_ = -1, batch_ = -1;
   bool sampled_ = false;
+  bool vouches_ = false;    // the state after it was looked at and is sound
   bool retrying_ = false;   // the step is being computed a second time
   bool asked_ = false;      // before_update() has been called for it
   Findings first_, found_;  // the first time; the last time

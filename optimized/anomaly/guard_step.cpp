@@ -63,6 +63,7 @@ bool AnomalyGuard::State::samples(std::int64_t step) const {
 void AnomalyGuard::State::begin_step(std::int64_t step, std::int64_t batch) {
   step_ = step;
   batch_ = batch;
+  vouches_ = false;
   sampled_ = samples(step);
   retrying_ = asked_ = false;
   first_.clear();
@@ -174,6 +175,7 @@ AnomalyDecision AnomalyGuard::State::after_step(const StepResult& result, double
   }
   const bool about_state = std::ranges::any_of(
       late, [](const AnomalyFinding& finding) { return kind_of(finding.monitor) != FindingKind::performance; });
+  vouches_ = sampled_ && !about_state;
   count_step(result, found_.empty() && !about_state);
   return AnomalyDecision::go_on;
 }

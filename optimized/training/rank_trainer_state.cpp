@@ -93,6 +93,8 @@ AnomalyDecision RankTrainer::save(std::int64_t done) {
 
 void RankTrainer::keep_in_memory(std::int64_t done) {
   if (memory_ == nullptr || !due(done, options_.config.memory_every_steps)) return;
+  // As of checkpoints: a restart from a copy whose replicas differ would spread what nobody has found yet.
+  if (watches() && !guard_->vouches_for_state()) return;
   enter(RunPhase::checkpoint);
   const SpanScope span(&timeline_, "copy in memory", Activity::checkpoint, static_cast<int>(done - 1));
   memory_->save(info(done));
