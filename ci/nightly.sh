@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Everything that is too slow for each change: all tests under both sanitizers, the full suites, the planted pitfalls under several
-# seeds, static analysis, the client of object stores against a real one, 30 minutes of runs under random faults, benchmarks, and the
-# peers where they are installed. Results go to build/ci/nightly.
+# Everything that is too slow for each change: all tests under both sanitizers, the full suites, the report on them in a browser, the
+# planted pitfalls under several seeds, static analysis, the client of object stores against a real one, 30 minutes of runs under random
+# faults, benchmarks, and the peers where they are installed. Results go to build/ci/nightly.
 #
 #   ci/nightly.sh [--python PYTHON]    an interpreter that can import torch, for the peers
 set -euo pipefail
@@ -47,6 +47,9 @@ run_check tidy ci/tidy.sh
 say "Suites and pitfalls"
 tandem=build/cpu/tandem
 run_check suites_full "$tandem" run --full --out "$results/suites.json"
+run_check report "$tandem" report "$results/suites.json" --html "$results/report.html"
+# The system's Python: Debian packages Selenium for that one.
+run_check report_browser /usr/bin/python3 ci/report_browser.py "$results/report.html" --screenshots "$results/report"
 run_check suites_adversary "$tandem" run --quick --adversary 7 --out "$results/suites_adversary.json"
 for seed in "${seeds[@]}"; do
   run_check "suites_seed_$seed" "$tandem" run --quick --seed "$seed" --out "$results/suites_seed_$seed.json"
@@ -73,6 +76,7 @@ done
 run_check checkpoint_kill_all python3 cli/kill_test.py build/cpu/tandem build/cpu/cli/kill_shim.so --all
 run_check peer_hugging_face "$python" ci/peers/hugging_face.py build/cpu/tandem
 run_check peer_collectives ci/peers/collectives.sh --csv "$results/collectives.csv" build/cpu
+run_check peer_simgrid python3 ci/peers/simgrid/compare.py --markdown "$results/simgrid.md" build/cpu/tandem
 run_check peer_data_loader ci/peers/data_loader.sh --python "$python" --out "$results/data_loader.jsonl" build/cpu
 
 say "Result after $SECONDS s"

@@ -4,7 +4,7 @@
 #
 #   ci/setup.sh --minimal   to build and run the program
 #   ci/setup.sh             and its tests and checks (default)
-#   ci/setup.sh --all       and what nightly uses: static analysis, an object store
+#   ci/setup.sh --all       and what nightly uses: static analysis, an object store, a browser
 #
 # Works as root or with sudo. Prints one line; the output of apt is shown only when it fails.
 set -euo pipefail
@@ -13,8 +13,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 program=(g++ cmake ninja-build libfmt-dev nlohmann-json3-dev rapidjson-dev libcereal-dev libcli11-dev libxxhash-dev libdnnl-dev
   python3)
 tests=(libgtest-dev libbenchmark-dev libopenblas-dev libopenmpi-dev openmpi-bin libcurl4-openssl-dev libpugixml-dev
-  libsentencepiece-dev libcpp-httplib-dev libssl-dev prometheus-cpp-dev pkg-config ccache mold clang-format shellcheck)
-nightly=(clang-tidy ceph-mon ceph-osd ceph-common radosgw curl)
+  libsentencepiece-dev libcpp-httplib-dev libssl-dev prometheus-cpp-dev pkg-config ccache mold clang-format shellcheck gnuplot-nox
+  protobuf-compiler)
+nightly=(libsimgrid-dev clang-tidy ceph-mon ceph-osd ceph-common radosgw curl chromium chromium-driver python3-selenium)
 
 case ${1:-} in
   --minimal) wanted=("${program[@]}") ;;

@@ -37,7 +37,12 @@ void add_golden_command(CommandLine& line);
 void add_data_command(CommandLine& line);
 void add_checkpoint_command(CommandLine& line);
 void add_compare_command(CommandLine& line);
+void add_report_command(CommandLine& line);
+void add_probe_command(CommandLine& line);
+void add_plan_command(CommandLine& line);
+void add_scale_command(CommandLine& line);
 void add_trace_command(CommandLine& line);
+void add_claims_command(CommandLine& line);
 void add_pitfalls_command(CommandLine& line);
 
 }  // namespace tandem

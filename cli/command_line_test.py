@@ -3,12 +3,14 @@
 """The program as its user meets it: exit statuses, one clear line for what is wrong, clean stops. Run by CTest with the program."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+import xml.etree.ElementTree
 
 TANDEM = os.path.abspath(sys.argv.pop(1))
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -236,7 +238,7 @@ class CommandLine(unittest.TestCase):
 
     def test_every_help_ends_with_an_example(self):
         for command in (["list"], ["run"], ["train"], ["generate"], ["golden"], ["data", "prepare"], ["data", "inspect"], ["compare"],
-                        ["pitfalls"]):
+                        ["report"], ["probe"], ["pitfalls"]):
             done = self.run_tandem(*command, "--help")
             self.assertEqual(done.returncode, 0)
             self.assertIn("Example", done.stdout, command)
@@ -359,6 +361,56 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(case["status"], "pass")
         self.assertLess(case["equivalence"]["error_over_bound"], 1)
         self.assertEqual(self.run_tandem("compare", result, result).returncode, 0)
+
+    def test_report_of_a_result_is_one_page_of_xml(self):
+        result, page = self.path("r.json"), self.path("r.html")
+        self.run_tandem("run", "data_parallel/ranks2", "--quick", "--out", result)
+        self.refused("report", result, says=["--html FILE", "--charts FOLDER"])
+        self.refused("report", self.path("a.json", b"{}"), "--html", page, says="a.json")
+        self.refused("report", result, "--trace", result, "--html", page, says="no list 'traceEvents'")
+        if not shutil.which("gnuplot"):
+            self.refused("report", result, "--html", page, says="apt-get install gnuplot-nox")
+            return
+        done = self.run_tandem("report", result, "--html", page)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        root = xml.etree.ElementTree.parse(page).getroot()
+        self.assertEqual(root.tag, "{http://www.w3.org/1999/xhtml}html")
+        self.assertGreaterEqual(len(root.findall(".//{http://www.w3.org/2000/svg}svg")), 3)
+        charts = self.run_tandem("report", result, "--charts", self.path("charts"), "--format", "pdf").stdout.split()
+        self.assertTrue(charts and all(open(chart, "rb").read(5) == b"%PDF-" for chart in charts))
+
+    def test_several_results_are_compared_with_the_first(self):
+        files = []
+        for name, link in (("a", "none"), ("b", "wan"), ("c", "none")):
+            files.append(self.path(name + ".json"))
+            done = self.run_tandem("run", "data_parallel/ranks2/accum1/fp32", "--without-peak", "--link", link, "--out", files[-1])
+            self.assertEqual(done.returncode, 0, done.stderr)
+        a, b, _ = files
+        alone = self.run_tandem("compare", a, b)
+        self.assertEqual(alone.returncode, 3, alone.stderr)
+        self.assertIn("--machines", alone.stdout)
+        machines = self.run_tandem("compare", a, b, "--machines", "--json", self.path("ab.json"))
+        self.assertEqual(machines.returncode, 1, machines.stdout)  # 10 ms for every message
+        with open(self.path("ab.json"), encoding="utf-8") as file:
+            gap = json.load(file)["attribution"]
+        self.assertEqual(gap["verdict"], "link", gap)
+        several = self.run_tandem("compare", *files, "--machines", "--json", self.path("abc.json"))
+        self.assertEqual(several.returncode, 1, several.stdout)
+        self.assertIn("gap belongs to", several.stdout)
+        with open(self.path("abc.json"), encoding="utf-8") as file:
+            self.assertEqual([one["b"] for one in json.load(file)["comparisons"]], files[1:])
+
+    def test_a_probe_writes_a_cluster_file(self):
+        self.refused("probe", "--out", self.path("no/c.json"), says=["--out", "does not exist"])
+        self.refused("probe", "--out", self.path("c.json"), "--storage", "/proc/nothing", says=["--storage", "/proc/nothing"])
+        out = self.path("c.json")
+        done = self.run_tandem("probe", "--seconds", "0.3", "--storage", self.path("store"), "--out", out)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("slowest first", done.stdout)
+        with open(out, encoding="utf-8") as file:
+            cluster = json.load(file)
+        self.assertGreater(cluster["device"]["peak_flops"]["fp32"], 0)
+        self.assertEqual(len(cluster["probe"]["slowest_first"]), 2)
 
     def test_an_interrupt_saves_the_run(self):
         out = self.path("run")

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
+#include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -12,30 +14,43 @@ namespace tandem {
 namespace {
 
 struct CompareArguments {
-  std::string a, b, json;
+  std::string a, json;
+  std::vector<std::string> others;
   double threshold_percent = 5;
+  bool machines = false;
 };
 
 int compare_action(const CompareArguments& arguments) {
   require_writable(arguments.json, "--json");
-  const Comparison comparison = compare(read_result_file(arguments.a), read_result_file(arguments.b), arguments.a, arguments.b,
-                                        arguments.threshold_percent / 100);
-  if (arguments.json != "-") fmt::print("{}", render(comparison, output_style()));
-  if (!arguments.json.empty()) write_output(arguments.json, to_json(comparison));
-  return comparison.exit_status();
+  const CompareOptions options{.threshold = arguments.threshold_percent / 100, .machines = arguments.machines};
+  const ResultFile a = read_result_file(arguments.a);
+  std::vector<Comparison> comparisons;
+  for (const std::string& other : arguments.others) {
+    comparisons.push_back(compare(a, read_result_file(other), arguments.a, other, options));
+  }
+  const bool pair = comparisons.size() == 1;
+  if (arguments.json != "-") {
+    fmt::print("{}", pair ? render(comparisons.front(), output_style()) : render(comparisons, output_style()));
+  }
+  if (!arguments.json.empty()) {
+    write_output(arguments.json, pair ? to_json(comparisons.front()) : to_json(comparisons));
+  }
+  return exit_status(comparisons);
 }
 
 }  // namespace
 
 void add_compare_command(CommandLine& line) {
-  auto* command =
-      line.app.add_subcommand("compare", "Compare two result files; exit 1: worse, 3: too noisy to tell or not comparable");
+  auto* command = line.app.add_subcommand(
+      "compare", "Compare result files with the first one; exit 1: worse, 3: too noisy to tell or not comparable");
   const auto arguments = std::make_shared<CompareArguments>();
   command->add_option("A", arguments->a, "result file of tandem run --out")->required();
-  command->add_option("B", arguments->b, "result file that is compared with A")->required();
+  command->add_option("B", arguments->others, "result files that are compared with A, one or more")->required();
   command->add_option("--threshold", arguments->threshold_percent, "change that matters, in percent")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1000.0));
+  command->add_flag("--machines", arguments->machines,
+                    "the files are of different machines: link, backend, threads of a rank and overlap may differ");
   command->add_option("--json", arguments->json, "write the comparison as JSON; - is standard output");
   command->footer(
       "Example (after: tandem run data_parallel/ranks2 --out build/a.json; the same again to build/b.json):\n"

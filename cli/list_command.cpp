@@ -6,29 +6,25 @@
 
 #include "cli/command.h"
 #include "cli/output.h"
+#include "core/cluster.h"
 #include "core/io/atomic_file.h"
+#include "core/model_shape.h"
 #include "core/pitfall.h"
 #include "core/world_settings.h"
 #include "harness/registry.h"
+#include "harness/text_table.h"
 #include "optimized/comm/world.h"
+#include "optimized/scaling/published.h"
 
 namespace tandem {
 namespace {
 
-std::vector<std::string> model_files(const std::filesystem::path& folder) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-std::string as_json(const CaseList& cases, const std::vector<std::string>& models) {
+std::string as_json(const CaseList& cases) {
   nlohmann::json json = {{"schema_version", 1},
                          {"suites", suite_names(cases)},
-                         {"models", models},
+                         {"models", shipped_models()},
+                         {"clusters", shipped_clusters()},
+                         {"published", published_sets()},
                          {"transports", transports()},
                          {"links", shipped_link_profiles()}};
   for (const Case& entry : cases) {
@@ -63,9 +59,8 @@ int list_action(const CommandLine& line, const std::string& json_file, const std
     write_output(ctest_file, as_ctest(cases, std::filesystem::read_symlink("/proc/self/exe").string()));
     return kGood;
   }
-  const std::vector<std::string> models = model_files(line.suites.results_folder / "models");
   if (!json_file.empty()) {
-    write_output(json_file, as_json(cases, models));
+    write_output(json_file, as_json(cases));
     return kGood;
   }
   for (const std::string& suite : suite_names(cases)) {
@@ -78,7 +73,13 @@ int list_action(const CommandLine& line, const std::string& json_file, const std
   fmt::print("pitfalls\n");
   for (const Pitfall pitfall : all_pitfalls()) fmt::print("  {}\n", name(pitfall));
   fmt::print("models\n");
-  for (const std::string& model : models) fmt::print("  {}\n", model);
+  for (const std::string& model : shipped_models()) {
+    fmt::print("  {:<17} {} parameters\n", model, human_count(num_parameters(read_model_shape(model))));
+  }
+  fmt::print("clusters\n");
+  for (const std::string& cluster : shipped_clusters()) fmt::print("  {:<17} {}\n", cluster, read_cluster(cluster).description);
+  fmt::print("published\n");
+  for (const std::string& set : published_sets()) fmt::print("  {}\n", set);
   fmt::print("transports\n");
   for (const std::string& transport : transports()) fmt::print("  {}\n", transport);
   fmt::print("links\n");
@@ -89,7 +90,8 @@ int list_action(const CommandLine& line, const std::string& json_file, const std
 }  // namespace
 
 void add_list_command(CommandLine& line) {
-  auto* command = line.app.add_subcommand("list", "Suites, cases, pitfalls, models, transports and links");
+  auto* command =
+      line.app.add_subcommand("list", "Suites, cases, pitfalls, models, clusters, published tables, transports and links");
   const auto json_file = std::make_shared<std::string>();
   const auto ctest_file = std::make_shared<std::string>();
   command->add_option("--json", *json_file, "write JSON to this file; - is standard output");

@@ -130,7 +130,12 @@ int main(int argc, char** argv) {
   tandem::add_data_command(line);
   tandem::add_checkpoint_command(line);
   tandem::add_compare_command(line);
+  tandem::add_report_command(line);
+  tandem::add_probe_command(line);
+  tandem::add_plan_command(line);
+  tandem::add_scale_command(line);
   tandem::add_trace_command(line);
+  tandem::add_claims_command(line);
   tandem::add_pitfalls_command(line);
   tandem::on_broken_job(end_at_once);
   const int status = run(line, argc, argv);

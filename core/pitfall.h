@@ -167,6 +167,12 @@ enum class Pitfall : std::uint8_t {
   waits_counted_as_compute,
   timer_stopped_before_completion,
   warm_up_included,
+  all_reduce_factor_for_every_collective,
+  communication_counted_twice,
+  recompute_counted_in_mfu,
+  bubble_not_scaled_by_chunks,
+  memory_of_last_stage_for_all,
+  contention_ignored,
   // harness
   both_sides_frozen,
   same_batch_on_every_rank,

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "core/config.h"
+#include "core/io/atomic_file.h"
 
 namespace tandem {
 namespace {
@@ -17,6 +18,8 @@ TEST(ShippedConfigs, AreLegal) {
   for (const char* folder : {"docs/examples", "results/models"}) {
     for (const auto& entry : std::filesystem::directory_iterator(kRoot / folder)) {
       if (entry.path().extension() != ".json") continue;
+      if (read_text_file(entry.path()).find("\"shape\"") != std::string::npos)
+        continue;  // for planning alone (core/model_shape.h)
       ASSERT_NO_THROW({
         const RunConfig config = read_config(entry.path());
         validate(config.model);
@@ -25,7 +28,7 @@ TEST(ShippedConfigs, AreLegal) {
       ++checked;
     }
   }
-  EXPECT_GE(checked, 6);
+  EXPECT_GE(checked, 18);
 }
 
 TEST(ShippedConfigs, Gpt2ModelsHaveThePublishedSizes) {

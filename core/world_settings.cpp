@@ -15,7 +15,7 @@
 #include "core/error.h"
 #include "core/io/atomic_file.h"
 #include "core/nearest_name.h"
-#include "tandem_link_profiles.h"
+#include "core/shipped_files.h"
 
 namespace tandem {
 namespace {
@@ -172,15 +172,11 @@ bool LinkProfile::is_shaped() const noexcept {
   return takes_time(in_node) || takes_time(between_nodes);
 }
 
-std::vector<std::string> shipped_link_profiles() {
-  std::vector<std::string> names;
-  for (const ShippedLink& link : kShippedLinks) names.emplace_back(link.name);
-  return names;
-}
+std::vector<std::string> shipped_link_profiles() { return shipped_names("links"); }
 
 LinkProfile read_link_profile(const std::string& path_or_name) {
-  for (const ShippedLink& link : kShippedLinks) {
-    if (path_or_name == link.name) return profile_from(link.json, fmt::format("results/links/{}.json", link.name));
+  if (const auto shipped = shipped_file("links", path_or_name)) {
+    return profile_from(std::string(*shipped), fmt::format("results/links/{}.json", path_or_name));
   }
   if (!std::filesystem::exists(path_or_name)) {
     const std::vector<std::string> names = shipped_link_profiles();

@@ -119,8 +119,6 @@ TEST(Compare, CallsDifferentThingsNotComparable) {
   EXPECT_TRUE(has(reason([](ResultFile& b) { b.environment.link = "10GbE"; }), "other link"));
   EXPECT_TRUE(has(reason([](ResultFile& b) { b.environment.adversary = "3"; }), "other adversary"));
   EXPECT_TRUE(has(reason([](ResultFile& b) { b.environment.pitfalls = {"bound_widened"}; }), "B was made with pitfalls on"));
-  EXPECT_TRUE(
-      has(reason([](ResultFile& b) { b.cases[0].measurements->step_seconds.samples.resize(4); }), "4 samples; at least 5"));
   EXPECT_TRUE(has(reason([](ResultFile& b) { b.cases[0].measurements.reset(); }), "B has no measurements"));
   EXPECT_TRUE(has(reason([](ResultFile& b) { b.cases[0].verdict.status = Status::skip; }), "pass in A, skip in B"));
   EXPECT_TRUE(has(reason([](ResultFile& b) { b.cases.clear(); }), "in A only"));
@@ -141,6 +139,94 @@ TEST(Compare, NotesWhatDiffersBetweenTheRuns) {
   const Comparison comparison = of(a, b);
   ASSERT_EQ(comparison.notes.size(), 1U);
   EXPECT_TRUE(has(comparison.notes[0], "B another one"));
+}
+
+TEST(Compare, LinksAndThreadsMayDifferBetweenMachines) {
+  const ResultFile a = file_of(steps(0.1, 0.01, 1));
+  ResultFile b = file_of(steps(0.2, 0.01, 2));
+  b.environment.link = "slow";
+  b.cases[0].plan.threads_per_rank = 2;
+  const Comparison machines = compare(a, b, "A.json", "B.json", {.machines = true});
+  EXPECT_EQ(row(machines, "step_seconds").change, Change::worse);
+  ASSERT_FALSE(machines.notes.empty());
+  EXPECT_EQ(machines.notes[0], "link: A none, B slow");
+  b.cases[0].plan.batch.rows = 99;
+  EXPECT_TRUE(has(compare(a, b, "A", "B", {.machines = true}).rows[0].reason, "plan.rows differs"));
+}
+
+TEST(Compare, FourSamplesDecideByTheExactIntervalAndThreeDoNot) {
+  const auto compared = [](std::vector<double> a, std::vector<double> b) {
+    return row(of(file_of(std::move(a)), file_of(std::move(b))), "step_seconds");
+  };
+  const MetricComparison four = compared({1.0, 1.01, 1.02, 1.03}, {1.2, 1.21, 1.22, 1.23});
+  EXPECT_EQ(four.change, Change::worse);
+  EXPECT_NEAR(four.coverage, 1 - 2.0 / 70, 1e-12);
+  EXPECT_DOUBLE_EQ(four.ratio.ci95.low, 1.2 / 1.03);
+  EXPECT_DOUBLE_EQ(four.effect, 1);
+  const MetricComparison three = compared({1.0, 1.01, 1.02}, {1.2, 1.21, 1.22});
+  EXPECT_EQ(three.change, Change::too_noisy) << "one case of three samples is none";
+  EXPECT_TRUE(has(three.reason, "90 %"));
+}
+
+// Quick cases take three samples each: together they tell what none of them does.
+TEST(Compare, DecidesCasesOfFewSamplesTogether) {
+  const auto file = [](double factor) {
+    std::vector<CaseResult> cases;
+    for (int i = 0; i < 8; ++i) {
+      const double seconds = factor * (0.01 + 0.005 * i) * (1 + 0.01 * parameter_normal(i, "case", 0));
+      cases.push_back(made_up_result("s/case" + std::to_string(i), Status::pass, {seconds, 1.02 * seconds, 0.98 * seconds}));
+    }
+    return made_up_file(std::move(cases));
+  };
+  const Comparison same = of(file(1), file(1.001));
+  EXPECT_EQ(same.count(Change::few_samples), 8);
+  EXPECT_EQ(same.exit_status(), 0);
+  const Comparison slower = of(file(1), file(1.3));
+  const MetricComparison& all = slower.rows.back();
+  EXPECT_EQ(all.case_name, "all 8 cases");
+  EXPECT_EQ(all.word(), "slower");
+  EXPECT_NEAR(all.ratio.value, 1.3, 1e-9);
+  EXPECT_EQ(slower.exit_status(), 1);
+}
+
+TEST(Compare, CasesOfOtherRankCountsAreComparedPerTokenAndRank) {
+  const auto file = [](int ranks, double seconds, std::int64_t hidden) {
+    CaseResult result = made_up_result("s/ranks" + std::to_string(ranks) + "/fp32", Status::pass, steps(seconds, 0.001, ranks));
+    result.plan.parallel.data = ranks;
+    result.model.hidden = hidden;
+    return made_up_file({result});
+  };
+  // Twice the ranks on the same tokens in 0.6 of the time: 1 / (2 0.6) of the work of each rank's second.
+  const Comparison comparison = of(file(2, 0.1, 32), file(4, 0.06, 32));
+  ASSERT_EQ(comparison.rows.size(), 1U);
+  EXPECT_EQ(comparison.rows[0].case_name, "s/ranks*/fp32 (2 and 4 ranks)");
+  EXPECT_NEAR(comparison.rows[0].ratio.value, 1.2, 0.01);
+  EXPECT_TRUE(has(comparison.rows[0].reason, "efficiency of B against A 0.83"));
+  const Comparison refused = of(file(2, 0.1, 32), file(4, 0.06, 64));
+  EXPECT_EQ(refused.rows[0].change, Change::not_comparable);
+  EXPECT_TRUE(has(refused.rows[0].reason, "another model"));
+}
+
+TEST(Compare, SaysWhetherTheNumbersAreTheSame) {
+  const ResultFile a = file_of(steps(0.1, 0.01, 1));
+  ResultFile b = a;
+  EXPECT_EQ(of(a, b).numbers_identical, 1);
+  b.cases[0].verdict.tensors.back().error *= 1.5;
+  const Comparison other = of(a, b);
+  EXPECT_EQ(other.numbers_compared, 1);
+  EXPECT_EQ(other.numbers_identical, 0);
+  EXPECT_TRUE(has(other.first_other_numbers, a.cases[0].verdict.tensors.back().tensor));
+}
+
+TEST(Compare, SeveralFilesAreComparedWithTheFirst) {
+  const ResultFile a = file_of(steps(0.1, 0.01, 1));
+  const std::vector<Comparison> both = {of(a, file_of(steps(0.101, 0.01, 2))), of(a, file_of(steps(0.13, 0.01, 3)))};
+  EXPECT_EQ(exit_status(both), 1);
+  EXPECT_EQ(exit_status({both[0]}), 0);
+  const auto json = nlohmann::json::parse(to_json(both));
+  EXPECT_EQ(json["comparisons"].size(), 2U);
+  EXPECT_EQ(json["exit_status"], 1);
+  EXPECT_TRUE(has(render(both, TableStyle::plain), "gap belongs to"));
 }
 
 TEST(Compare, RendersTextAndJson) {

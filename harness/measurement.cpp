@@ -141,6 +141,18 @@ double utilization(double flops, double seconds, double device_peak_flops_per_se
   return share;
 }
 
+double bus_bandwidth(Collective collective, double bytes, double seconds, int ranks, const PitfallSet& pitfalls) {
+  const double others = static_cast<double>(ranks - 1) / ranks;
+  double factor = 1;
+  if (collective == Collective::all_reduce || pitfalls.on(Pitfall::all_reduce_factor_for_every_collective)) {
+    factor = 2 * others;
+  } else if (collective == Collective::reduce_scatter || collective == Collective::all_gather ||
+             collective == Collective::all_to_all) {
+    factor = others;
+  }
+  return factor * bytes / seconds;
+}
+
 Measurements derive(const Measured& measured, const PitfallSet& pitfalls) {
   Measurements result;
   result.step_seconds = summarise(counted_samples(measured, pitfalls));

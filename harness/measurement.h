@@ -7,6 +7,7 @@
 
 #include "core/model_config.h"
 #include "core/pitfall.h"
+#include "core/step_program.h"
 #include "harness/evidence.h"
 
 namespace tandem {
@@ -44,6 +45,12 @@ inline constexpr const char* kFlopsConvention = "matmul, causal";
 /// peak_of_one_device (the caller passes devices and per-device peak).
 [[nodiscard]] double utilization(double flops, double seconds, double device_peak_flops_per_second, int devices,
                                  const PitfallSet& pitfalls);
+
+/// nccl-tests' bus bandwidth of an operation of `bytes` (the whole tensor; of an all-to-all what one rank sends): what each
+/// rank's link carried, whatever the number of ranks is, bytes / seconds x
+///   all_reduce 2 (n - 1) / n;   reduce_scatter, all_gather, all_to_all (n - 1) / n;   broadcast and messages 1
+/// No link carries more than it can. Fault point: all_reduce_factor_for_every_collective.
+[[nodiscard]] double bus_bandwidth(Collective collective, double bytes, double seconds, int ranks, const PitfallSet& pitfalls);
 
 /// Everything that a result file says about a run, derived from what was recorded.
 struct Measurements {

@@ -246,5 +246,14 @@ TEST(Derive, RefusesMoreThanTheMachineCanDo) {
   EXPECT_THROW((void)derive(measured, {}), ContractError);
 }
 
+TEST(BusBandwidth, IsWhatTheLinkCarries) {
+  // 4 ranks, 8 GB: 12 GB pass each link in an all-reduce, 6 in a half of one.
+  EXPECT_DOUBLE_EQ(bus_bandwidth(Collective::all_reduce, 8e9, 2, 4, {}), 6e9);
+  EXPECT_DOUBLE_EQ(bus_bandwidth(Collective::all_gather, 8e9, 2, 4, {}), 3e9);
+  EXPECT_DOUBLE_EQ(bus_bandwidth(Collective::all_to_all, 8e9, 2, 4, {}), 3e9);
+  EXPECT_DOUBLE_EQ(bus_bandwidth(Collective::broadcast, 8e9, 2, 4, {}), 4e9);
+  EXPECT_DOUBLE_EQ(bus_bandwidth(Collective::all_gather, 8e9, 2, 4, only(Pitfall::all_reduce_factor_for_every_collective)), 6e9);
+}
+
 }  // namespace
 }  // namespace tandem

@@ -70,5 +70,33 @@ TEST(Statistics, RatioOfMediansCarriesAnIntervalOfItsOwn) {
   EXPECT_TRUE(std::isnan(ratio_of_medians({}, {1}).value));
 }
 
+TEST(Statistics, CliffsDeltaCountsPairs) {
+  EXPECT_DOUBLE_EQ(cliffs_delta({1, 2, 3}, {4, 5}), 1);
+  EXPECT_DOUBLE_EQ(cliffs_delta({4, 5}, {1, 2, 3}), -1);
+  EXPECT_DOUBLE_EQ(cliffs_delta({1, 2, 3}, {2, 2, 2}), 0);
+  EXPECT_DOUBLE_EQ(cliffs_delta({1, 3}, {2, 4}), 0.5);  // three of four pairs above, one below
+  EXPECT_TRUE(std::isnan(cliffs_delta({}, {1})));
+}
+
+// Coverages by counting orders: 3 and 3 samples have C(6, 3) = 20, of which 2 leave the whole range of ratios on one side of r.
+TEST(Statistics, TheExactIntervalCoversWhatCountingOrdersSays) {
+  const ExactRatio three = exact_ratio_interval({1, 2, 4}, {3, 6, 12});
+  EXPECT_DOUBLE_EQ(three.coverage, 1 - 2.0 / 20);
+  EXPECT_DOUBLE_EQ(three.interval.low, 3.0 / 4);
+  EXPECT_DOUBLE_EQ(three.interval.high, 12);
+  EXPECT_NEAR(exact_ratio_interval({1, 2, 3, 4}, {1, 2, 3, 4}).coverage, 1 - 2.0 / 70, 1e-12);
+  EXPECT_NEAR(exact_ratio_interval({1}, {1, 2, 3}).coverage, 1 - 2.0 / 4, 1e-12);
+  // 5 and 5: P(U <= 2) = (1 + 1 + 2) / 252 is 1.6 %, P(U <= 3) = 7 / 252 is 2.8 %: the third smallest and largest.
+  const ExactRatio five = exact_ratio_interval({1, 1, 1, 1, 1}, {1, 2, 3, 4, 5});
+  EXPECT_NEAR(five.coverage, 1 - 2 * 4.0 / 252, 1e-12);
+}
+
+TEST(Statistics, TheGeometricMeanOfRatiosIsSymmetric) {
+  EXPECT_NEAR(geometric_mean({2, 0.5}).value, 1, 1e-12);
+  const Ratio mean = geometric_mean({1.1, 1.1, 1.1});
+  EXPECT_NEAR(mean.value, 1.1, 1e-12);
+  EXPECT_NEAR(mean.ci95.low, 1.1, 1e-12);
+}
+
 }  // namespace
 }  // namespace tandem

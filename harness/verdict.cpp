@@ -53,8 +53,11 @@ double share_of_limit(const Property& property) {
   if (!property.holds() && (property.relation == Relation::equal || std::isnan(property.value))) return HUGE_VAL;
   if (property.relation == Relation::equal || property.value == property.limit)
     return property.relation == Relation::equal ? 0.0 : 1.0;
-  const double share = property.relation == Relation::at_most ? property.value / property.limit : property.limit / property.value;
-  return std::isfinite(share) ? share : HUGE_VAL;
+  // Below zero the larger number is the one nearer to it.
+  const bool counts_up = (property.relation == Relation::at_most) == (property.limit >= 0);
+  const double share = counts_up ? property.value / property.limit : property.limit / property.value;
+  if (property.holds()) return std::isfinite(share) ? std::clamp(share, 0.0, 1.0) : 0.0;
+  return std::isfinite(share) && share > 1 ? share : HUGE_VAL;
 }
 
 // A case without tensors is as good as its worst property: value and limit stand for error and bound.

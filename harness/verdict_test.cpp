@@ -200,6 +200,19 @@ TEST(Property, HoldsByItsRelation) {
     EXPECT_FALSE(holds(std::nan(""), relation));
 }
 
+TEST(Judge, CountsBeyondOneExactlyWhereAPropertyFails) {
+  for (const Relation relation : {Relation::at_most, Relation::at_least}) {
+    for (const double limit : {-2.0, 0.0, 2.0}) {
+      for (const double value : {-3.0, -1.0, -0.5, 0.5, 1.0, 3.0}) {
+        CaseEvidence evidence;
+        evidence.properties.push_back({"p", value, relation, limit, "", -1, ""});
+        const Verdict verdict = judge(Criterion::convergence, evidence, {});
+        EXPECT_EQ(verdict.error_over_bound > 1, verdict.status == Status::fail) << value << symbol(relation) << limit;
+      }
+    }
+  }
+}
+
 TEST(Judge, IsInvalidWhereTwoSidesAreTheSame) {
   MadeUpCase made;
   made.evidence.candidate->side = made.evidence.yardstick->side;

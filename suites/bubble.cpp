@@ -28,26 +28,6 @@ double layer_seconds(const Operation& op) {
   return ends_layer ? kLayerSeconds : 0.0;
 }
 
-// Idle share of each measured step: 1 - compute / (ranks * time from its first to its last computation).
-std::vector<double> measured_bubbles(const Measured& measured, std::int64_t steps) {
-  std::vector<double> bubbles;
-  for (int step = measured.warm_up_steps; step < steps; ++step) {
-    std::int64_t first = std::numeric_limits<std::int64_t>::max();
-    std::int64_t last = 0;
-    double busy = 0;
-    for (const auto& spans : measured.spans_by_rank) {
-      for (const Span& span : spans) {
-        if (span.step != step || span.activity != Activity::compute) continue;
-        first = std::min(first, span.begin_ns);
-        last = std::max(last, span.end_ns);
-        busy += static_cast<double>(span.end_ns - span.begin_ns);
-      }
-    }
-    bubbles.push_back(1 - busy / (static_cast<double>(measured.spans_by_rank.size()) * static_cast<double>(last - first)));
-  }
-  return bubbles;
-}
-
 struct Bubble {
   std::string schedule;
   int chunks;
@@ -73,6 +53,25 @@ std::vector<Property> properties(const PairInputs& inputs, const EngineRun& run)
 }
 
 }  // namespace
+
+std::vector<double> measured_bubbles(const Measured& measured, std::int64_t steps) {
+  std::vector<double> bubbles;
+  for (int step = measured.warm_up_steps; step < steps; ++step) {
+    std::int64_t first = std::numeric_limits<std::int64_t>::max();
+    std::int64_t last = 0;
+    double busy = 0;
+    for (const auto& spans : measured.spans_by_rank) {
+      for (const Span& span : spans) {
+        if (span.step != step || span.activity != Activity::compute) continue;
+        first = std::min(first, span.begin_ns);
+        last = std::max(last, span.end_ns);
+        busy += static_cast<double>(span.end_ns - span.begin_ns);
+      }
+    }
+    bubbles.push_back(1 - busy / (static_cast<double>(measured.spans_by_rank.size()) * static_cast<double>(last - first)));
+  }
+  return bubbles;
+}
 
 void add_bubble_cases(CaseList& cases) {
   constexpr int kRanks = 4;

@@ -16,6 +16,8 @@ void add_checkpoint_crash_cases(CaseList& cases);
 void add_checkpoint_damage_cases(CaseList& cases);
 void add_checkpoint_fault_cases(CaseList& cases);
 void add_checkpoint_time_cases(CaseList& cases);
+/// The properties of its case `blocking`, of so many checkpoints.
+[[nodiscard]] std::vector<Property> checkpoint_blocking_times(const RunContext& context, int saves);
 
 /// A case of properties, to be given its execute().
 [[nodiscard]] Case checkpoint_case(const std::string& name, const std::string& summary, const ParallelVariant& variant);

@@ -108,7 +108,7 @@ class PlainCopy {
 };
 
 // By turns, so that what else the machine does falls on all alike.
-Times measure_saving(const PairInputs& inputs, const fs::path& folder) {
+Times measure_saving(const PairInputs& inputs, const fs::path& folder, int saves) {
   Times times;
   run_world({.ranks = 1, .deadline = kDeadline}, [&](Communicator& comm) {
     TimedEngine rank(inputs, comm);
@@ -116,7 +116,7 @@ Times measure_saving(const PairInputs& inputs, const fs::path& folder) {
     Checkpointer background({.folder = folder / "background", .keep = 1}, rank.engine);
     Checkpointer at_once({.folder = folder / "at_once", .asynchronous = false, .keep = 1}, rank.engine);
     times.bytes = copy.bytes();
-    for (int i = -1; i < kSaves; ++i) {  // the first touches the memory
+    for (int i = -1; i < saves; ++i) {  // the first touches the memory
       const double copied = seconds_of([&] { copy.run(); });
       const CheckpointInfo info = info_of(inputs, i + 2);
       const double saved = seconds_of([&] { background.save(info); });
@@ -173,32 +173,34 @@ Case timed_case(const std::string& name, const std::string& summary, const Paral
   return result;
 }
 
+std::vector<Property> blocking_times(const RunContext& context, int saves) {
+  const ScratchFolder scratch("checkpoint-time");
+  const Times times = measure_saving(inputs_of(large_variant(1), context), scratch.path(), saves);
+  const double copy = least(times.copy);
+  const double background = least(times.background);
+  const double at_once = median(times.at_once);
+  const double written = median(times.plain_write);
+  return {
+      {"blocking_over_copy", background / copy, Relation::at_most, 1.3,
+       fmt::format("{:.0f} MB: a plain copy takes {:.1f} ms, save() {:.1f} ms; least of {} by turns",
+                   static_cast<double>(times.bytes) * 1e-6, 1e3 * copy, 1e3 * background, saves),
+       -1, ""},
+      {"blocking_at_once_over_blocking", at_once / background, Relation::at_least, 2 / 1.3,
+       fmt::format("at once it is a copy and a write, {:.1f} ms, of which the write takes no less than the copy", 1e3 * at_once),
+       -1, ""},
+      {"time_at_once_over_plain_write", at_once / written, Relation::at_most, 3.0,
+       fmt::format("copied, hashed and written: three passes over the bytes; one write and fsync of them takes {:.1f} ms, {:.2f} "
+                   "GB/s",
+                   1e3 * written, static_cast<double>(times.bytes) * 1e-9 / written),
+       -1, ""}};
+}
+
 Case blocking_case() {
   const ParallelVariant variant = large_variant(1);
   Case result = timed_case("blocking", "save() stands in training's way as long as a copy of the state in memory", variant);
-  result.execute = [variant](const RunContext& context) {
-    const ScratchFolder scratch("checkpoint-time");
-    const Times times = measure_saving(inputs_of(variant, context), scratch.path());
-    const double copy = least(times.copy);
-    const double background = least(times.background);
-    const double at_once = median(times.at_once);
-    const double written = median(times.plain_write);
+  result.execute = [](const RunContext& context) {
     CaseEvidence evidence;
-    evidence.properties = {
-        {"blocking_over_copy", background / copy, Relation::at_most, 1.3,
-         fmt::format("{:.0f} MB: a plain copy takes {:.1f} ms, save() {:.1f} ms; least of {} by turns",
-                     static_cast<double>(times.bytes) * 1e-6, 1e3 * copy, 1e3 * background, kSaves),
-         -1, ""},
-        {"blocking_at_once_over_blocking", at_once / background, Relation::at_least, 2 / 1.3,
-         fmt::format("at once it is a copy and a write, {:.1f} ms, of which the write takes no less than the copy",
-                     1e3 * at_once),
-         -1, ""},
-        {"time_at_once_over_plain_write", at_once / written, Relation::at_most, 3.0,
-         fmt::format(
-             "copied, hashed and written: three passes over the bytes; one write and fsync of them takes {:.1f} ms, {:.2f} "
-             "GB/s",
-             1e3 * written, static_cast<double>(times.bytes) * 1e-9 / written),
-         -1, ""}};
+    evidence.properties = checkpoint_blocking_times(context, kSaves);
     return evidence;
   };
   return result;
@@ -224,6 +226,8 @@ Case interference_case() {
 }
 
 }  // namespace
+
+std::vector<Property> checkpoint_blocking_times(const RunContext& context, int saves) { return blocking_times(context, saves); }
 
 void add_checkpoint_time_cases(CaseList& cases) {
   cases.push_back(blocking_case());

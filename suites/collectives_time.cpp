@@ -318,6 +318,13 @@ void add(CaseList& cases, const std::string& name, const std::string& summary, i
 
 }  // namespace
 
+std::vector<double> time_collectives(const LinkProfile& link, int ranks, int repetitions,
+                                     const std::vector<TimedCollective>& all) {
+  std::vector<Timed> timed;
+  for (const TimedCollective& one : all) timed.push_back({"", operation_of(one.kind, one.algorithm, one.bytes), 0});
+  return measure(link, ranks, repetitions, timed);
+}
+
 void add_collective_time_cases(CaseList& cases) {
   for (const int ranks : {3, 4}) {
     for (const Kind kind : {Kind::all_reduce, Kind::reduce_scatter, Kind::all_gather, Kind::all_to_all, Kind::broadcast}) {

@@ -13,6 +13,9 @@ void add_compression_resume_cases(CaseList& cases);       ///< checkpoints, othe
 void add_compression_convergence_cases(CaseList& cases);  ///< what error feedback is for
 void add_compression_time_cases(CaseList& cases);         ///< when it pays
 
+/// Bytes of the gradients that are summed in time, without a code.
+inline constexpr double kTimedSumBytes = 4.0 * 1024 * 1024 * 4;
+
 /// "compression/NAME" with model and plan of `shown` under a codec.
 [[nodiscard]] Case compression_case(const std::string& name, const std::string& summary, const ParallelVariant& shown,
                                     const CompressionConfig& compression, bool quick = true);

@@ -117,7 +117,11 @@ Case convergence_case(const Cost& cost) {
                      "without them",
                      kBiasSteps),
          -1, ""}};
-    if (cost.without_feedback == 0) return evidence;
+    if (cost.without_feedback == 0) {
+      evidence.properties.push_back({"cost_without_feedback", (without - exact) / learned, Relation::at_most, cost.with_feedback,
+                                     say(without) + ": what is left out is small and has no direction", -1, ""});
+      return evidence;
+    }
     evidence.properties.push_back({"cost_without_feedback", (without - exact) / learned, Relation::at_least,
                                    cost.without_feedback, say(without) + ": what is never sent is missed", -1, ""});
     evidence.properties.push_back({"left_out_without_over_with", bias_without / bias_with, Relation::at_least, 1.25,

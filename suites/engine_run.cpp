@@ -92,7 +92,7 @@ class RankRun {
     std::int64_t end = Timeline::now_ns();
     for (std::int64_t step = 0; step < inputs_.steps; ++step) {
       const std::int64_t begin = end;  // a step lasts from the end of the one before to its own: nothing falls between two
-      const Batch batch = inputs_.data->training_batch(step, inputs_.plan.batch.rows);
+      const Batch batch = take_batch(step);
       const StepResult done = engine.train_step(batch, step);
       end = Timeline::now_ns();
       norms.push_back(done.gradient_norm);
@@ -113,6 +113,13 @@ class RankRun {
     result_.peak_bytes[rank] = arena.ledger().peak();
     result_.rest_bytes[rank] = arena.ledger().current();
     result_.host_bytes[rank] = engine.host_ledger().current();
+  }
+
+  // A step holds the taking of its batch, so the timeline's window does too.
+  [[nodiscard]] Batch take_batch(std::int64_t step) {
+    const SpanScope window(&timeline_, "take batch", Activity::step, static_cast<int>(step));
+    const SpanScope span(&timeline_, "batch", Activity::data, static_cast<int>(step));
+    return inputs_.data->training_batch(step, inputs_.plan.batch.rows);
   }
 
   void keep_totals(const StepResult& done) {

@@ -9,6 +9,7 @@
 #include "harness/measurement.h"
 #include "harness/self_checks.h"
 #include "reference/gpt.h"
+#include "suites/gap.h"
 #include "suites/pair.h"
 #include "suites/suites.h"
 
@@ -111,6 +112,7 @@ void add_harness_cases(CaseList& cases) {
                              [](const RunContext& context) { return time_split_properties(context.pitfalls); }));
   cases.push_back(check_case("timer", "step times of a made-up run: warm-up left out, completion waited for",
                              [](const RunContext& context) { return timer_properties(context.pitfalls); }));
+  add_gap_case(cases);
   cases.push_back(check_case("real_run", "a run on this machine: steps add up to the wall time, parts to the steps", real_run));
 }
 

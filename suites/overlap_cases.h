@@ -5,6 +5,9 @@
 
 namespace tandem {
 
+/// Steps in time may be a part longer than predicted, and by what the real work of the small model and late wake-ups add.
+inline constexpr double kOverlapFactor = 1.1, kOverlapSlackSeconds = 0.003;
+
 /// Gradients reduced while the backward pass goes on, on links that take time: what is hidden, what is left, and which bucket
 /// size is best. Part of overlap.
 void add_overlap_time_cases(CaseList& cases);

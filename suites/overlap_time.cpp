@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 
 #include "harness/statistics.h"
-#include "optimized/collectives/algorithms.h"
 #include "optimized/engine/lower.h"
+#include "optimized/scaling/replay.h"
 #include "suites/benefits.h"
 #include "suites/overlap_cases.h"
 #include "suites/parallel_cases.h"
@@ -49,11 +49,6 @@ LinkProfile link_of(const ParallelVariant& variant, double layers, double latenc
   return link;
 }
 
-CollectiveKind kind_of(Collective collective) {
-  if (collective == Collective::all_gather) return CollectiveKind::all_gather;
-  return collective == Collective::reduce_scatter ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce;
-}
-
 struct Prediction {
   double step_seconds = 0;
   double exposed_seconds = 0;  ///< of the rank that waits longest
@@ -61,10 +56,10 @@ struct Prediction {
 
 Prediction predict(const PairInputs& inputs, const LinkProfile& link) {
   const ProgramExpectation expected = expectation(inputs.plan, inputs.model, inputs.data->sequence());
-  const auto seconds = [&](const Operation& op) {
-    if (op.kind != OpKind::communicate) return pass_seconds(op);
-    return expected_seconds(CollectiveAlgorithm::direct, kind_of(op.collective), op.bytes, inputs.plan.parallel.data, link);
-  };
+  WorldSettings world;
+  world.link = link;
+  const OperationCost cost = cost_measured(world, inputs.plan, pass_seconds);
+  const auto seconds = [&](const Operation& op) { return cost(op, 0); };
   const ProgramTiming timing = time_programs(programs_of(inputs), expected, seconds);
   return {timing.makespan_seconds, *std::max_element(timing.exposed_seconds.begin(), timing.exposed_seconds.end())};
 }
@@ -90,7 +85,8 @@ Measurement measure(const ParallelVariant& variant, const LinkProfile& link, con
 }
 
 // The real work of the small model, and late wake-ups, come on top of the stated times: a part of a layer's pass.
-constexpr double kSlackSeconds = 0.5 * kPassSeconds;
+constexpr double kSlackSeconds = kOverlapSlackSeconds;
+static_assert(kSlackSeconds == 0.5 * kPassSeconds);
 
 std::vector<Property> hidden(const Measurement& plain, const Measurement& overlapped, double least_hidden) {
   const double share = 1 - overlapped.exposed_seconds / plain.exposed_seconds;
@@ -178,7 +174,7 @@ Case bucket_size_case() {
                                             : fmt::format("{} bytes", bytes);
       evidence.properties.push_back(
           {fmt::format("step_seconds_over_predicted, {}", name), now.step_seconds / now.predicted.step_seconds, Relation::at_most,
-           1.1 + kSlackSeconds / now.predicted.step_seconds,
+           kOverlapFactor + kSlackSeconds / now.predicted.step_seconds,
            fmt::format(
                "{:.1f} ms measured, {:.1f} predicted, {:.1f} of it exposed communication; 10 %, and half a layer's pass for "
                "real work and late wake-ups",

@@ -15,6 +15,8 @@ namespace tandem {
 void add_recomputation_memory_cases(CaseList& cases);
 /// Extra time beside extra FLOPs.
 void add_recomputation_time_cases(CaseList& cases);
+/// The properties of its case, of so many rounds.
+[[nodiscard]] std::vector<Property> recomputation_times(const RunContext& context, int rounds);
 
 /// One layer of the plan for the reference's closed forms: the first micro-batch of rank 0, which is the largest.
 [[nodiscard]] reference::RecomputationSize layer_size(const PairInputs& inputs);

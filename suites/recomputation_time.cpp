@@ -84,14 +84,14 @@ class Trainer {
 using Seconds = std::array<std::vector<double>, kVariants.size()>;
 
 // [variant][round], turn by turn, so that what slows the machine down for a while slows all of them.
-Seconds measure(const RunContext& context) {
+Seconds measure(const RunContext& context, int rounds) {
   Seconds seconds;
   run_world({.ranks = 1}, [&](Communicator& comm) {
     std::vector<std::unique_ptr<Trainer>> trainers;
     for (const Variant& variant : kVariants) {
       trainers.push_back(std::make_unique<Trainer>(timed_inputs(variant, context), context, comm));
     }
-    for (std::int64_t round = 0; round <= kRounds; ++round) {
+    for (std::int64_t round = 0; round <= rounds; ++round) {
       for (std::size_t v = 0; v < trainers.size(); ++v) {
         const double step = trainers[v]->step_seconds(round);
         if (round > 0) seconds[v].push_back(step);
@@ -157,6 +157,10 @@ std::vector<Property> extra_time(const Seconds& seconds, const RunContext& conte
 
 }  // namespace
 
+std::vector<Property> recomputation_times(const RunContext& context, int rounds) {
+  return extra_time(measure(context, rounds), context);
+}
+
 void add_recomputation_time_cases(CaseList& cases) {
   Case result;
   const PairInputs shown = timed_inputs(kVariants[2], {});
@@ -169,7 +173,7 @@ void add_recomputation_time_cases(CaseList& cases) {
   result.timed = true;
   result.execute = [](const RunContext& context) {
     CaseEvidence evidence;
-    evidence.properties = extra_time(measure(context), context);
+    evidence.properties = recomputation_times(context, kRounds);
     return evidence;
   };
   cases.push_back(std::move(result));

@@ -23,6 +23,7 @@ CaseList all_cases(const SuiteOptions& options) {
   add_data_pipeline_cases(cases);
   add_loss_scaling_cases(cases, options);
   add_adversary_cases(cases);
+  add_scaling_cases(cases);
   add_training_cases(cases, options);
   return cases;
 }

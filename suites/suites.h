@@ -34,6 +34,7 @@ void add_anomaly_cases(CaseList& cases);
 void add_data_pipeline_cases(CaseList& cases);
 void add_loss_scaling_cases(CaseList& cases, const SuiteOptions& options);
 void add_training_cases(CaseList& cases, const SuiteOptions& options);
+void add_scaling_cases(CaseList& cases);
 /// The judge's own measurements, checked against answers known without them.
 void add_harness_cases(CaseList& cases);
 

@@ -53,7 +53,7 @@ void Lowering::compute(const Pass& pass, Part part, int layer, double flops, int
 
 void Lowering::communicate(const Pass& pass, Collective collective, GroupAxis axis, Part part, int layer, std::int64_t elements,
                            int piece, Timing timing) {
-  if (grid_.group(axis, rank_).size() == 1) return;
+  if (group_size(axis) == 1) return;
   Operation op = operation(OpKind::communicate, pass, part, layer);
   op.collective = collective;
   op.axis = axis;

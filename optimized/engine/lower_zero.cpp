@@ -12,7 +12,7 @@ Lowering::Units Lowering::find_units() const {
     const GradientBucket& unit = units.all[u];
     const auto index = static_cast<int>(u);
     const ParameterSpec& first = parameters_[static_cast<std::size_t>(unit.parameters.begin)].spec;
-    units.ranks.push_back(static_cast<int>(grid_.group(unit.axis(), rank_).size()));
+    units.ranks.push_back(group_size(unit.axis()));
     units.layers.push_back(first.layer);
     if (first.layer >= 0) {
       (unit.experts ? units.of_experts : units.of_block)[first.layer] = index;
@@ -146,9 +146,8 @@ void Lowering::update_gathers() {
 // Each rank has the sums of squares of its own parts alone.
 void Lowering::norm_partials() {
   if (plan_.zero_stage == 0) return;
-  const auto ranks = [&](GroupAxis axis) { return static_cast<int>(grid_.group(axis, rank_).size()); };
   const NormPartialCounts counts =
-      norm_partial_counts(parameters_, ranks(GroupAxis::gradient), ranks(GroupAxis::expert_gradient));
+      norm_partial_counts(parameters_, group_size(GroupAxis::gradient), group_size(GroupAxis::expert_gradient));
   sum_of_scalars(GroupAxis::gradient, counts.dense);
   sum_of_scalars(GroupAxis::expert_gradient, counts.experts);
 }

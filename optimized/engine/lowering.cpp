@@ -30,6 +30,14 @@ std::vector<std::vector<PipelineSlot>> slots_of_all(const TrainingPlan& plan, Lo
   return slots;
 }
 
+std::array<int, kGroupAxes> group_sizes(const ProcessGrid& grid, int rank) {
+  std::array<int, kGroupAxes> sizes{};
+  for (std::size_t axis = 0; axis < kGroupAxes; ++axis) {
+    sizes[axis] = static_cast<int>(grid.group(static_cast<GroupAxis>(axis), rank).size());
+  }
+  return sizes;
+}
+
 }  // namespace
 
 Lowering::Lowering(const TrainingPlan& plan, const GptConfig& model, std::int64_t sequence, int rank, const PitfallSet& pitfalls,
@@ -37,6 +45,7 @@ Lowering::Lowering(const TrainingPlan& plan, const GptConfig& model, std::int64_
     : plan_(plan),
       pitfalls_(pitfalls),
       grid_(plan),
+      group_sizes_(group_sizes(grid_, rank)),
       here_(grid_.coordinates(rank)),
       local_(local_model(model, plan, grid_, rank)),
       stages_(pipeline_layout(plan, model)),
@@ -125,7 +134,7 @@ void Lowering::reduce_buckets() {
   const std::vector<GradientBucket> buckets = buckets_of(plan_, parameters_);
   std::vector<Insertion> early;
   for (std::size_t i = 0; i < buckets.size(); ++i) {
-    if (grid_.group(buckets[i].axis(), rank_).size() == 1) continue;
+    if (group_size(buckets[i].axis()) == 1) continue;
     Operation op;
     op.kind = OpKind::communicate;
     op.collective = plan_.zero_stage == 1 ? Collective::reduce_scatter : Collective::all_reduce;
@@ -134,8 +143,7 @@ void Lowering::reduce_buckets() {
     op.bucket = static_cast<int>(i);
     op.bytes = buckets[i].elements.size() * wire_bytes;
     if (plan_.compression.codec != "none") {
-      const auto ranks = static_cast<int>(grid_.group(buckets[i].axis(), rank_).size());
-      op.bytes = compressed_bucket_bytes(plan_.compression, parameters_, buckets[i], ranks);
+      op.bytes = compressed_bucket_bytes(plan_.compression, parameters_, buckets[i], group_size(op.axis));
     }
     if (!plan_.overlap.gradients) {
       push(std::move(op));
@@ -188,7 +196,7 @@ void Lowering::sums_of_copies() {
     if (parameter.tied_copy) tied += kept * element_bytes;
   }
   const auto reduce = [&](GroupAxis axis, int bucket, std::int64_t bytes) {
-    if (grid_.group(axis, rank_).size() == 1 || bytes == 0) return;
+    if (group_size(axis) == 1 || bytes == 0) return;
     Operation op;
     op.kind = OpKind::communicate;
     op.axis = axis;
@@ -203,7 +211,7 @@ void Lowering::sums_of_copies() {
 }
 
 void Lowering::sum_of_scalars(GroupAxis axis, std::int64_t count) {
-  if (count == 0 || grid_.group(axis, rank_).size() == 1) return;
+  if (count == 0 || group_size(axis) == 1) return;
   Operation sum;
   sum.kind = OpKind::communicate;
   sum.axis = axis;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <map>
 #include <vector>
 
@@ -37,6 +38,7 @@ class Lowering {
   [[nodiscard]] Interval layers_of(const Pass& pass) const { return stages_.layers[static_cast<std::size_t>(pass.stage)]; }
   [[nodiscard]] bool is_first(const Pass& pass) const { return pass.stage == 0; }
   [[nodiscard]] bool is_last(const Pass& pass) const { return pass.stage == stages_.stages() - 1; }
+  [[nodiscard]] int group_size(GroupAxis axis) const { return group_sizes_[static_cast<std::size_t>(axis)]; }
   [[nodiscard]] bool is_here(int stage) const { return stages_.rank_of_stage(stage) == here_.pipeline; }
 
   // lowering.cpp
@@ -141,6 +143,7 @@ class Lowering {
   TrainingPlan plan_;
   PitfallSet pitfalls_;
   ProcessGrid grid_;
+  std::array<int, kGroupAxes> group_sizes_;  // of this rank's; counting members anew for every operation takes time at scale
   Coordinates here_;
   LocalModel local_;
   PipelineLayout stages_;

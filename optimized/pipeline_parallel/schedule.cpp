@@ -37,6 +37,7 @@ Slots one_forward_one_backward(int ranks, int rank, int chunks, int micro_batche
   // One chunk knows no rounds: any number of micro-batches will do.
   const int round = chunks == 1 ? 1 : ranks;
   Slots slots;
+  slots.reserve(2 * static_cast<std::size_t>(total));
   for (int k = 0; k < total + warm_up; ++k) {
     if (k < total) slots.push_back(in_rounds(SlotKind::forward, k, round, chunks));
     if (k >= warm_up) slots.push_back(in_rounds(SlotKind::backward, k - warm_up, round, chunks));
@@ -255,6 +256,14 @@ std::vector<PipelineSlot> pipeline_order(const PipelineConfig& config, int ranks
   TANDEM_CHECK(interleaved, fmt::format("there is no schedule '{}'", schedule));
   TANDEM_CHECK(micro_batches % ranks == 0, fmt::format("interleaved: {} micro-batches for {} ranks", micro_batches, ranks));
   return one_forward_one_backward(ranks, rank, config.chunks, micro_batches);
+}
+
+std::vector<std::vector<PipelineSlot>> pipeline_orders(const PipelineConfig& config, int ranks, int micro_batches) {
+  // The list scheduler makes the orders of all ranks together.
+  if (config.schedule == "zb-v" && config.chunks == 2) return VScheduler(ranks, micro_batches).run();
+  std::vector<Slots> orders;
+  for (int rank = 0; rank < ranks; ++rank) orders.push_back(pipeline_order(config, ranks, rank, micro_batches));
+  return orders;
 }
 
 ScheduleFacts replay_schedule(const PipelineConfig& config, const std::vector<std::vector<PipelineSlot>>& orders,

@@ -71,6 +71,9 @@ struct PipelineSlot {
 /// multiple.
 [[nodiscard]] std::vector<PipelineSlot> pipeline_order(const PipelineConfig& config, int ranks, int rank, int micro_batches);
 
+/// Of every rank: [ranks].
+[[nodiscard]] std::vector<std::vector<PipelineSlot>> pipeline_orders(const PipelineConfig& config, int ranks, int micro_batches);
+
 /// Of one chunk and micro-batch, in any unit of time.
 struct SlotCosts {
   double forward = 1;

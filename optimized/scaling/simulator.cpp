@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/scaling/simulator.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "optimized/scaling/goodput.h"
+#include "optimized/scaling/simulator_step.h"
+
+namespace tandem {
+namespace {
+
+std::string bottleneck_of(const StepParts& parts) {
+  const std::array<std::pair<const char*, double>, 10> all = {{{"compute", parts.compute + parts.recompute},
+                                                               {"tensor-parallel communication", parts.tensor},
+                                                               {"context-parallel communication", parts.context},
+                                                               {"expert-parallel communication", parts.expert},
+                                                               {"pipeline messages", parts.pipeline},
+                                                               {"data-parallel communication", parts.data},
+                                                               {"pipeline bubble", parts.bubble},
+                                                               {"optimizer", parts.optimizer},
+                                                               {"training data", parts.input},
+                                                               {"checkpoints", parts.checkpoint}}};
+  return std::max_element(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.second < b.second; })->first;
+}
+
+void add_rates(const Workload& workload, const CostModel& costs, const SimulateOptions& options, StepEstimate& estimate) {
+  const TrainingPlan& plan = workload.plan;
+  const auto rows = static_cast<double>(plan.batch.rows);
+  const std::int64_t tokens = workload.tokens_per_row();
+  const double devices = plan.parallel.world_size();
+  const double forward = forward_flops_per_row(workload.model, tokens, AttentionFlops::full) * rows;
+  estimate.model_flops = 3 * forward;
+  const double head = 2.0 * static_cast<double>(workload.model.vocabulary * workload.model.hidden * tokens) * rows;
+  const double again = plan.recompute.mode == "full" ? forward - head : 0;
+  const double available = estimate.step_seconds * devices * costs.peak_flops(plan.precision);
+  estimate.tokens_per_second = rows * static_cast<double>(tokens) / estimate.step_seconds;
+  estimate.hardware_flops_utilization = (estimate.model_flops + again) / available;
+  estimate.model_flops_utilization = options.pitfalls.on(Pitfall::recompute_counted_in_mfu) ? estimate.hardware_flops_utilization
+                                                                                            : estimate.model_flops / available;
+}
+
+}  // namespace
+
+StepEstimate simulate_step(const Workload& workload, const ClusterSpec& cluster, const SimulateOptions& options) {
+  StepEstimate estimate = play_step(workload, cluster, options);
+  estimate.bottleneck = bottleneck_of(estimate.parts);
+  add_rates(workload, CostModel(cluster), options, estimate);
+  return estimate;
+}
+
+StepEstimate simulate(const Workload& workload, const ClusterSpec& cluster, const SimulateOptions& options) {
+  require_possible(workload);
+  StepEstimate estimate = play_step(workload, cluster, options);
+  const int devices = workload.plan.parallel.world_size();
+  if (options.checkpoint_every_steps > 0) {
+    const GoodputEstimate goodput = estimate_goodput(workload, cluster, devices, estimate.step_seconds, options.checkpoint_async);
+    estimate.parts.checkpoint = goodput.costs.save_seconds / static_cast<double>(options.checkpoint_every_steps);
+    estimate.step_seconds = estimate.parts.sum();
+  }
+  estimate.bottleneck = bottleneck_of(estimate.parts);
+  add_rates(workload, CostModel(cluster), options, estimate);
+  estimate.memory = estimate_memory(workload, cluster, options.pitfalls);
+  estimate.goodput = goodput_of(workload, estimate.memory, estimate.step_seconds, cluster, devices);
+  return estimate;
+}
+
+}  // namespace tandem

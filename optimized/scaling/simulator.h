@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/pitfall.h"
+#include "optimized/scaling/cost_model.h"
+#include "optimized/scaling/memory_model.h"
+#include "optimized/scaling/workload.h"
+
+namespace tandem {
+
+/// Where the step of the slowest rank goes, in seconds; the parts add up to step_seconds exactly.
+struct StepParts {
+  double compute = 0;                                                  ///< products, attention, elementwise: forward and backward
+  double recompute = 0;                                                ///< forward once more
+  double tensor = 0, context = 0, expert = 0, pipeline = 0, data = 0;  ///< communication of these axes that nothing hides
+  double bubble = 0;      ///< waiting for the pipeline's neighbours with nothing under way
+  double optimizer = 0;   ///< norm and update
+  double input = 0;       ///< waiting for training data
+  double checkpoint = 0;  ///< a checkpoint's standstill, spread over the steps between two
+  [[nodiscard]] double communication() const noexcept { return tensor + context + expert + pipeline + data; }
+  [[nodiscard]] double sum() const noexcept {
+    return compute + recompute + communication() + bubble + optimizer + input + checkpoint;
+  }
+};
+
+struct StepEstimate {
+  double step_seconds = 0;
+  StepParts parts;
+  double hidden_communication_seconds = 0;  ///< behind computing
+  double tokens_per_second = 0;             ///< of all devices
+  double model_flops = 0;                   ///< of all devices and one step, AttentionFlops::full
+  double model_flops_utilization = 0;       ///< model_flops / (step_seconds x devices x peak of the plan's precision)
+  double hardware_flops_utilization = 0;    ///< recomputed work counted too
+  double bytes_on_wire_per_rank[kPurposes] = {};
+  MemoryEstimate memory;
+  double goodput = 1;  ///< useful share of the wall time with the cluster's failures and the best checkpoint interval
+  std::string bottleneck;
+};
+
+struct SimulateOptions {
+  std::int64_t checkpoint_every_steps = 0;  ///< 0: none
+  bool checkpoint_async = true;
+  /// Fault points: communication_counted_twice, recompute_counted_in_mfu, bubble_not_scaled_by_chunks,
+  /// memory_of_last_stage_for_all (handed to estimate_memory), contention_ignored.
+  PitfallSet pitfalls = {};
+};
+
+/// One step of the workload on the cluster: the engine's own schedule (optimized/pipeline_parallel/schedule.h) played in time by
+/// discrete events, its slots priced by the cost model's operations layer by layer. Ranks that differ in data, tensor and context
+/// coordinates alone do the same at the same time, so one of each pipeline stage is played. Schedules with more micro-batches
+/// than needed to reach their steady state are played short and continued by their period, which is exact (tested). Where ranks
+/// wait for the slowest one (NetworkLevel::jitter), that counts as data-parallel communication.
+/// Throws InputError with the conflicts of a workload that cannot be.
+[[nodiscard]] StepEstimate simulate(const Workload& workload, const ClusterSpec& cluster, const SimulateOptions& options = {});
+
+/// Time alone: without memory, goodput and checkpoints, and without asking for conflicts.
+[[nodiscard]] StepEstimate simulate_step(const Workload& workload, const ClusterSpec& cluster,
+                                         const SimulateOptions& options = {});
+
+}  // namespace tandem

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "optimized/scaling/simulator.h"
+
+namespace tandem {
+
+/// Private to optimized/scaling/simulator*.cpp: step_seconds, parts, hidden_communication_seconds and bytes_on_wire_per_rank of a
+/// workload without conflicts; nothing else of the estimate.
+[[nodiscard]] StepEstimate play_step(const Workload& workload, const ClusterSpec& cluster, const SimulateOptions& options);
+
+}  // namespace tandem
