@@ -51,7 +51,9 @@ PlanQuery query_of(const Arguments& arguments) {
   if (query.global_batch_rows == 0) query.global_batch_rows = usual_batch_rows(query.model, query.sequence);
   query.precision = arguments.precision.empty() ? usual_precision(query.cluster) : arguments.precision;
   query.schedules = arguments.schedules;
-  for (const std::string& text : arguments.most) query.most.insert(limit_of(text));
+  for (const std::string& text : arguments.most) {
+    if (!query.most.insert(limit_of(text)).second) throw InputError(fmt::format("--most {}: the axis has a limit already", text));
+  }
   query.top = arguments.top;
   return query;
 }

@@ -26,6 +26,14 @@ void check(const ScaleArguments& arguments) {
   if (arguments.best && (!arguments.plan_file.empty() || !arguments.settings.empty())) {
     throw InputError("--best searches the layout itself: leave out --plan and --set");
   }
+  for (const std::string& setting : arguments.settings) {
+    if (setting.starts_with("data=") || setting.starts_with("plan.data=")) {
+      throw InputError(fmt::format("--set {}: the data degree follows from --gpus and the other degrees; leave it out", setting));
+    }
+  }
+  if (!arguments.published.empty() && (!arguments.model.empty() || !arguments.clusters.empty() || !arguments.devices.empty())) {
+    throw InputError("--published takes models, clusters and sizes from the table: leave out --model, --cluster and --gpus");
+  }
   if (!arguments.published.empty() || arguments.measured) return;
   require(arguments.model, "--model", "a file, or a name that tandem list shows");
   if (arguments.clusters.empty()) require({}, "--cluster", "a file, or a name that tandem list shows");
@@ -43,6 +51,7 @@ int scale_action(const ScaleArguments& arguments) {
   require_writable(arguments.json, "--json");
   if (!arguments.chakra.empty() || !arguments.programs_file.empty()) {
     require_writable(arguments.programs_file, "--export-programs");
+    if (!arguments.chakra.empty()) require_writable(arguments.chakra + ".groups.json", "--chakra");
     fmt::print("{}", export_step(arguments));
     return kGood;
   }

@@ -30,6 +30,11 @@ TrainingPlan layout_of(const ScaleArguments& arguments, const std::string& preci
 }
 
 std::int64_t rows_at(const ScaleArguments& arguments, const ModelShape& model, int devices) {
+  constexpr std::int64_t kMostRows = 100'000'000;  // of a step
+  if (arguments.global_batch > kMostRows || arguments.per_gpu_batch > kMostRows / devices) {
+    throw InputError(fmt::format("{} GPUs: --{} makes more than {} rows a step", devices,
+                                 arguments.global_batch > 0 ? "global-batch" : "per-gpu-batch", kMostRows));
+  }
   if (arguments.per_gpu_batch > 0) return arguments.per_gpu_batch * devices;
   return arguments.global_batch > 0 ? arguments.global_batch : usual_batch_rows(model, sequence_of(arguments, model));
 }
@@ -49,7 +54,11 @@ Workload workload_at(const ScaleArguments& arguments, const ModelShape& model, c
                                  devices, plan.batch.rows, plan.parallel.data));
   }
   const std::int64_t rows_per_rank = plan.batch.rows / plan.parallel.data;
-  // A rank with fewer rows than a micro-batch would have has one micro-batch.
+  if (arguments.micro_batch > rows_per_rank) {
+    throw InputError(fmt::format("{} GPUs: --micro-batch {} is more than the {} rows of a data rank", devices,
+                                 arguments.micro_batch, rows_per_rank));
+  }
+  // A rank with fewer rows than a micro-batch of the layout would have has one micro-batch.
   const std::int64_t rows = std::min(rows_per_rank, arguments.micro_batch > 0 ? arguments.micro_batch : rows_of_layout(layout));
   if (rows_per_rank % rows != 0) {
     throw InputError(fmt::format("{} GPUs: {} rows of a data rank cannot be cut into micro-batches of {}; change --micro-batch",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -25,6 +26,7 @@ std::string signed_share(double share) { return fmt::format("{:+.1f} %", 100 * s
 std::string remark_of(const PublishedRow& row) {
   if (row.suspect) return "suspect";
   if (row.from_memory) return "from memory";
+  if (row.approximate) return "read off a chart";
   return row.complete ? "-" : "not all stated";
 }
 
@@ -93,7 +95,9 @@ Json errors_json(const std::vector<PublishedError>& errors) {
                  {"source", row.source},
                  {"gpus", row.devices},
                  {"published_seconds", row.step_seconds},
+                 {"gated", is_gated(row)},
                  {"complete", row.complete},
+                 {"approximate", row.approximate},
                  {"suspect", row.suspect},
                  {"from_memory", row.from_memory}};
     if (error.refused.empty()) {
@@ -128,7 +132,13 @@ Json summaries_json(const std::vector<ErrorSummary>& summaries) {
 ScaleResult scale_published(const ScaleArguments& arguments) {
   const std::vector<PublishedRow> rows = published_rows(arguments.published);
   const std::vector<PublishedError> errors = predict(rows);
-  const std::vector<ErrorSummary> summaries = summarize(errors);
+  std::vector<ErrorSummary> summaries = summarize(errors);
+  if (arguments.published == "all") {
+    std::vector<PublishedError> gated;
+    std::copy_if(errors.begin(), errors.end(), std::back_inserter(gated), [](const auto& error) { return is_gated(*error.row); });
+    summaries.push_back(summarize(gated).back());
+    summaries.back().name = "all that state everything";
+  }
   const CellRows table = rows_of(errors);
   const CellRows summary = summary_rows(summaries);
   ScaleResult result;

@@ -113,6 +113,11 @@ class Scale(unittest.TestCase):
         self.refused("scale", *SMALL, "--gpus", "16,32", "--global-batch", "8", says="cannot be dealt")
         self.refused("scale", *SMALL, "--gpus", "16", "--best", "--set", "tensor=2", says="--best")
         self.refused("scale", *SMALL, "--gpus", "16", "--set", "tensro=2", says="tensor")
+        self.refused("scale", *SMALL, "--gpus", "16", "--set", "data=4", says="--gpus")
+        self.refused("scale", *SMALL, "--gpus", "16", "--micro-batch", "100000", says="--micro-batch")
+        self.refused("scale", *SMALL, "--gpus", "16", "--per-gpu-batch", "9000000000000000000", says="--per-gpu-batch")
+        self.refused("scale", "--published", "sc21", "--model", "gpt2-124m", says="--model")
+        self.refused("scale", *SMALL, "--gpus", "8", "--chakra", "/nosuch/x", says="--chakra")
         self.refused("scale", "--model", "gpt2-1558m", "--gpus", "16", says="--cluster")
 
     def test_clusters_have_different_best_layouts(self):

@@ -78,6 +78,8 @@ DeviceSpec device_from(const JsonField& field) {
   only(constants, known);
   for (const auto& [name, value] : constants.value().items()) {
     device.constants[name] = is_share(name) ? at_most_one(constants, name.c_str(), 1) : constants[name.c_str()].amount();
+    const bool divides = is_share(name) || name == "multiprocessors" || name == "tile_scale";
+    constants[name.c_str()].require(!divides || device.constants[name] > 0, "is 0: nothing would ever be done");
   }
   return device;
 }
@@ -89,6 +91,7 @@ NetworkLevel level_from(const JsonField& field) {
   level.devices = count_of(field, "devices", 0);
   level.bytes_per_second = positive(field, "bytes_per_second");
   level.latency_seconds = amount_or(field, "latency_seconds", 0);
+  field.require(level.latency_seconds <= 60, "has a latency beyond a minute: it is in seconds");
   level.efficiency = at_most_one(field, "efficiency", 1);
   level.oversubscription = amount_or(field, "oversubscription", 1);
   field.require(level.efficiency > 0, "has efficiency 0: nothing would ever arrive");

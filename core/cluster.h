@@ -15,7 +15,7 @@ namespace tandem {
 /// none belongs to a single run.
 struct DeviceSpec {
   std::string name;                          ///< "A100-80GB"
-  std::map<std::string, double> peak_flops;  ///< dense FLOP/s by operand type: fp32, tf32, bf16, fp16, fp8, fp4
+  std::map<std::string, double> peak_flops;  ///< dense FLOP/s by operand type: fp32, tf32, bf16, fp8, nvfp4, ...
   double memory_bytes = 0;
   double memory_bytes_per_second = 0;
   /// Constants of the cost model by name, each with its meaning there (optimized/scaling/cost_model.h); an absent one has the

@@ -70,6 +70,8 @@ TEST(Cluster, RefusesWhatIsUnknownAndNamesTheNearest) {
 
 TEST(Cluster, RefusesFiguresThatCannotBe) {
   EXPECT_NE(refusal("\"efficiency\": 0.8", "\"efficiency\": 1.2").find("levels[0].efficiency"), std::string::npos);
+  EXPECT_NE(refusal("\"memory_efficiency\": 0.8", "\"memory_efficiency\": 0").find("is 0"), std::string::npos);
+  EXPECT_NE(refusal("\"latency_seconds\": 2e-6", "\"latency_seconds\": 1e300").find("a minute"), std::string::npos);
   EXPECT_NE(refusal("\"memory_efficiency\": 0.8", "\"memory_efficiency\": 1.2").find("nothing is more efficient than 1"),
             std::string::npos);
   EXPECT_NE(refusal("2e10", "4e11").find("farther than 'near' but faster"), std::string::npos);

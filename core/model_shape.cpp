@@ -40,16 +40,18 @@ const std::vector<std::string>& shape_keys() {
   return keys;
 }
 
-void read_size(const JsonField& shape, const char* key, std::int64_t least, std::int64_t& value) {
+constexpr std::int64_t kWidest = 10'000'000, kMostTokens = 100'000'000, kDeepest = 100'000;
+
+void read_size(const JsonField& shape, const char* key, std::int64_t least, std::int64_t& value, std::int64_t most = kWidest) {
   if (!shape.has(key)) return;
   value = shape[key].count();
   shape[key].require(value >= least, fmt::format("is {}, it must be at least {}", value, least));
+  shape[key].require(value <= most, fmt::format("is {}, it must be at most {}", value, most));
 }
 
 void read_small(const JsonField& shape, const char* key, std::int64_t least, int& value) {
   std::int64_t wide = value;
   read_size(shape, key, least, wide);
-  if (wide > std::numeric_limits<int>::max()) shape[key].refuse(fmt::format("is {}, which is too many", wide));
   value = static_cast<int>(wide);
 }
 
@@ -69,13 +71,13 @@ ModelShape shape_from(const JsonField& shape) {
   ModelShape model;
   if (shape.has("name")) model.name = shape["name"].text();
   for (const char* needed : {"layers", "hidden", "heads"}) static_cast<void>(shape[needed]);
-  read_size(shape, "layers", 1, model.layers);
+  read_size(shape, "layers", 1, model.layers, kDeepest);
   read_size(shape, "hidden", 1, model.hidden);
   read_size(shape, "heads", 1, model.heads);
   read_size(shape, "kv_heads", 0, model.kv_heads);
   read_size(shape, "mlp_hidden", 0, model.mlp_hidden);
   read_size(shape, "vocabulary", 1, model.vocabulary);
-  read_size(shape, "sequence", 1, model.sequence);
+  read_size(shape, "sequence", 1, model.sequence, kMostTokens);
   read_flag(shape, "gated", model.gated);
   read_flag(shape, "biases", model.biases);
   read_flag(shape, "learned_positions", model.learned_positions);
@@ -83,6 +85,9 @@ ModelShape shape_from(const JsonField& shape) {
   read_flag(shape, "tied", model.tied);
   read_small(shape, "experts", 0, model.experts);
   read_small(shape, "expert_choices", 1, model.expert_choices);
+  if (model.experts > 0 && model.expert_choices > model.experts) {
+    shape["expert_choices"].refuse(fmt::format("is {}, more than there are experts ({})", model.expert_choices, model.experts));
+  }
   shape["heads"].require(model.hidden % model.heads == 0,
                          fmt::format("is {}, which does not divide hidden {}", model.heads, model.hidden));
   if (model.heads % model.key_value_heads() != 0) {

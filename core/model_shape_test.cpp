@@ -101,6 +101,10 @@ TEST(ModelShape, RefusesWhatIsWrongByName) {
   EXPECT_NE(refusal(R"({"shape": {"layers": 0, "hidden": 64, "heads": 4}})").find("shape.layers"), std::string::npos);
   EXPECT_NE(refusal(R"({"shape": {"layers": 2, "hidden": 66, "heads": 4}})").find("does not divide"), std::string::npos);
   EXPECT_NE(refusal(R"({"shape": {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 3}})").find("kv_heads"), std::string::npos);
+  EXPECT_NE(refusal(R"({"shape": {"layers": 3000000000, "hidden": 64, "heads": 4}})").find("at most"), std::string::npos);
+  EXPECT_NE(
+      refusal(R"({"shape": {"layers": 2, "hidden": 64, "heads": 4, "experts": 2, "expert_choices": 9}})").find("expert_choices"),
+      std::string::npos);
   EXPECT_NE(refusal(R"({"shape": {"layers": 2, "hidden": 64, "heads": 4, "gated": 1}})").find("gated"), std::string::npos);
   EXPECT_NE(refusal(R"({"layers": 2})").find("neither"), std::string::npos);
   EXPECT_THROW(static_cast<void>(read_model_shape("gpt3-176b")), InputError);

@@ -25,7 +25,7 @@ struct CauseShare {
 struct Attribution {
   std::vector<CauseShare> causes;  ///< largest share first; empty where no case could be used
   Cause verdict = Cause::unexplained;
-  std::string sentence;                 ///< "B is 1.42 x slower; 87 % of the gap is computing (1.61 x), 9 % links"
+  std::string sentence;                 ///< "B's step takes 1.42 x the time of A's ...; 87 % of the gap is computing, ..."
   int cases = 0;                        ///< that passed in both files and have the split of their time
   double seconds_a = 0, seconds_b = 0;  ///< one step of each of them, together
   Ratio ratio;                          ///< seconds_b / seconds_a, the steps resampled on both sides

@@ -219,6 +219,8 @@ void compare_single(const ResultFile& a, const ResultFile& b, const std::string&
 
 // Cases of few samples are decided together; where there are too few of them for that, each is undecided.
 void compare_together(Comparison& comparison) {
+  const auto is_left = [](const MetricComparison& row) { return row.change == Change::few_samples; };
+  if (std::ranges::none_of(comparison.rows, is_left)) return;
   const MetricComparison all = compare_all_times(comparison.rows, comparison.threshold);
   if (std::isfinite(all.ratio.value)) {
     comparison.rows.push_back(all);

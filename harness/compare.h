@@ -72,7 +72,7 @@ struct CompareOptions {
                                  const CompareOptions& options);
 [[nodiscard]] Comparison compare(const ResultFile& a, const ResultFile& b, std::string name_a, std::string name_b,
                                  double threshold = 0.05);
-/// The row of one case's times. `scale` multiplies the ratio: per token and rank, of unequal work.
+/// The row of one case's times, A's multiplied by `scale_a` and B's by `scale_b`: of unequal work, per token and rank.
 [[nodiscard]] MetricComparison compare_times(const std::string& case_name, const std::string& metric,
                                              const std::vector<double>& a, const std::vector<double>& b, double scale_a,
                                              double scale_b, double threshold);

@@ -22,11 +22,7 @@ namespace {
 // ranks asleep need no eight cores.
 constexpr double kLayerSeconds = 0.01;
 
-double layer_seconds(const Operation& op) {
-  const bool ends_layer = (op.phase == Phase::forward && op.part == Part::mlp_merge) ||
-                          (op.phase == Phase::backward_input && op.part == Part::norm_1) || op.part == Part::block;
-  return ends_layer ? kLayerSeconds : 0.0;
-}
+double layer_seconds(const Operation& op) { return ends_pass(op) ? kLayerSeconds : 0.0; }
 
 struct Bubble {
   std::string schedule;

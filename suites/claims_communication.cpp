@@ -81,15 +81,9 @@ constexpr int kOverlapRanks = 3;
 constexpr double kLayerSeconds = 0.006;  // forward, of a rank
 constexpr double kLatencySeconds = 1e-3;
 
-std::int64_t layer_bytes(const ParallelVariant& variant) {
-  std::int64_t elements = 0;
-  for (const ParameterSpec& spec : gpt_parameters(model_of(variant))) elements += spec.layer == 0 ? spec.num_elements() : 0;
-  return elements * 4;
-}
-
 ClaimFindings find_buckets(const RunContext& context) {
   ParallelVariant variant{.degrees = {.data = kOverlapRanks}, .rows = 6, .layers = 6};
-  const std::int64_t layer = layer_bytes(variant);
+  const std::int64_t layer = layer_bytes(model_of(variant));
   // The gradients of a layer are on their way for 0.8 of its backward pass.
   const double on_the_wire = 2.0 * (kOverlapRanks - 1) / kOverlapRanks * static_cast<double>(layer);
   const LinkProfile link = stated_link(kLatencySeconds, on_the_wire / (0.8 * 2 * kLayerSeconds - 2 * kLatencySeconds));

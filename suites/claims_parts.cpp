@@ -2,7 +2,7 @@
 #include "suites/claims_parts.h"
 
 #include <algorithm>
-#include <limits>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -99,25 +99,13 @@ double CaseFigures::least(std::string_view beginning) const {
 
 double CaseFigures::sum(std::string_view beginning) const {
   const std::vector<double> all = values(beginning);
-  return mean(all) * static_cast<double>(all.size());
+  return std::accumulate(all.begin(), all.end(), 0.0);
 }
 
 std::function<double(const Operation&)> stated_work(const TrainingPlan& plan, double forward_seconds) {
   const double parts = plan.parallel.data * plan.parallel.tensor * plan.batch.micro_batches;
   const double pass = forward_seconds / parts;
-  return [pass](const Operation& op) {
-    const bool ends_pass = (op.phase == Phase::forward && op.part == Part::mlp_merge) ||
-                           (op.phase == Phase::backward_input && op.part == Part::norm_1) ||
-                           (op.phase == Phase::backward_weight && op.part == Part::block);
-    return op.kind == OpKind::compute && ends_pass ? pass : 0.0;
-  };
-}
-
-LinkProfile stated_link(double latency_seconds, double bytes_per_second) {
-  LinkProfile link;
-  link.name = "stated";
-  link.in_node = link.between_nodes = {latency_seconds, bytes_per_second, 0};
-  return link;
+  return [pass](const Operation& op) { return ends_pass(op) ? pass : 0.0; };
 }
 
 LinkProfile stated_nodes(int ranks_per_node, double latency_seconds, double bytes_per_second, double slower) {
@@ -135,7 +123,6 @@ StatedRun stated_prediction(const ParallelVariant& variant, double forward_secon
   const ProgramTiming timing = replayed(result.inputs, link);
   result.predicted_step_seconds = timing.makespan_seconds;
   result.predicted_exposed_seconds = mean(timing.exposed_seconds);
-  result.predicted_bubble = timing.bubble_share;
   result.step_seconds = result.exposed_seconds = kNoFigure;
   return result;
 }

@@ -9,6 +9,7 @@
 #include "suites/claims.h"
 #include "suites/pair.h"
 #include "suites/parallel_cases.h"
+#include "suites/timing.h"
 
 namespace tandem {
 
@@ -57,8 +58,6 @@ class CaseFigures {
 /// micro-batches and tensor degree.
 [[nodiscard]] std::function<double(const Operation&)> stated_work(const TrainingPlan& plan, double forward_seconds);
 
-/// One link for all.
-[[nodiscard]] LinkProfile stated_link(double latency_seconds, double bytes_per_second);
 /// Nodes of `ranks_per_node`, the links between them `slower` times slower in latency and bandwidth.
 [[nodiscard]] LinkProfile stated_nodes(int ranks_per_node, double latency_seconds, double bytes_per_second, double slower);
 
@@ -67,9 +66,8 @@ struct StatedRun {
   EngineRun run;
   double predicted_step_seconds = 0;     ///< the step programs replayed in time, by the link's own rules
   double predicted_exposed_seconds = 0;  ///< mean over ranks
-  double predicted_bubble = 0;
-  double step_seconds = 0;     ///< least of the measured steps: what else the machine does only adds to it
-  double exposed_seconds = 0;  ///< mean over ranks, least over steps
+  double step_seconds = 0;               ///< least of the measured steps: what else the machine does only adds to it
+  double exposed_seconds = 0;            ///< mean over ranks, least over steps
 };
 /// Two measured steps of the engine behind the link, its layers in stated time.
 [[nodiscard]] StatedRun stated_run(const ParallelVariant& variant, double forward_seconds, const LinkProfile& link,

@@ -154,7 +154,7 @@ ClaimFindings find_path(ClaimEffort effort, const RunContext&) {
         {"over_" + query.key,
          fmt::format("step by the path over the exhaustive best, {} on {} of {}", query.model, query.devices, query.cluster), 1,
          path.over_best, kNoFigure, "x"});
-    if (!(path.over_best <= worst)) worst = path.over_best;
+    if (std::isnan(path.over_best) || path.over_best > worst) worst = path.over_best;  // nothing that fits stays the worst
     seconds += path.search_seconds;
     tensor = std::max(tensor, static_cast<double>(path.best_tensor));
   }

@@ -45,14 +45,6 @@ class SlowSource final : public WrappedSource {
   double seconds_;
 };
 
-std::int64_t layer_bytes(const GptConfig& model) {
-  std::int64_t elements = 0;
-  for (const ParameterSpec& spec : gpt_parameters(model)) {
-    if (spec.layer == 0) elements += num_elements(spec.shape);
-  }
-  return elements * 4;
-}
-
 ParallelVariant variant_of(const Machine& machine) {
   ParallelVariant variant{.degrees = {.data = 2}, .rows = 4, .layers = 4};
   variant.overlap.gradients = machine.overlaps;
@@ -63,12 +55,8 @@ ParallelVariant variant_of(const Machine& machine) {
 ResultFile run_on(const Machine& machine, const RunContext& context) {
   const ParallelVariant variant = variant_of(machine);
   RunContext shaped = context;
-  LinkProfile link;
-  link.name = "stated";
   // Each of two ranks sends as many bytes as the tensor has.
-  const double bytes_per_second = static_cast<double>(variant.bucket_bytes) / machine.sum_seconds;
-  link.in_node = link.between_nodes = {1e-5, bytes_per_second, 0};
-  shaped.world.link = link;
+  shaped.world.link = stated_link(1e-5, static_cast<double>(variant.bucket_bytes) / machine.sum_seconds);
   PairInputs inputs = inputs_of(variant, context);
   inputs.steps = 5;
   inputs.data = std::make_shared<SlowSource>(inputs.data, machine.batch_seconds);

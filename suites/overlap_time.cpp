@@ -21,21 +21,7 @@ namespace {
 // Long beside the real work of a small model, so that ranks asleep need no cores of their own.
 constexpr double kPassSeconds = 0.006;  // a layer forward; its backward pass takes twice as long
 
-double pass_seconds(const Operation& op) {
-  const bool ends_pass = (op.phase == Phase::forward && op.part == Part::mlp_merge) ||
-                         (op.phase == Phase::backward_input && op.part == Part::norm_1) ||
-                         (op.phase == Phase::backward_weight && op.part == Part::block);
-  return ends_pass ? kPassSeconds : 0.0;
-}
-
-// Of the gradients of one layer, so that a bucket can be given the size of a layer.
-std::int64_t layer_bytes(const ParallelVariant& variant) {
-  std::int64_t elements = 0;
-  for (const ParameterSpec& spec : gpt_parameters(model_of(variant))) {
-    if (spec.layer == 0) elements += num_elements(spec.shape);
-  }
-  return elements * 4;
-}
+double pass_seconds(const Operation& op) { return ends_pass(op) ? kPassSeconds : 0.0; }
 
 // Reducing one layer takes `layers` times as long as a layer's backward pass; `latency_seconds` of one message.
 LinkProfile link_of(const ParallelVariant& variant, double layers, double latency_seconds) {
@@ -43,7 +29,7 @@ LinkProfile link_of(const ParallelVariant& variant, double layers, double latenc
   link.name = "stated";
   link.description = "an all_reduce of one layer's gradients in a stated part of its backward pass";
   const double ranks = variant.degrees.data;
-  const double wire_bytes = 2 * (ranks - 1) / ranks * static_cast<double>(layer_bytes(variant));
+  const double wire_bytes = 2 * (ranks - 1) / ranks * static_cast<double>(layer_bytes(model_of(variant)));
   const double seconds = layers * 2 * kPassSeconds - 2 * latency_seconds;
   link.between_nodes = link.in_node = {latency_seconds, wire_bytes / seconds, 0};
   return link;
@@ -157,11 +143,11 @@ Case hidden_case(const HiddenCase& entry) {
 Case bucket_size_case() {
   ParallelVariant shown{.degrees = {.data = 3}, .rows = 6, .layers = 6};
   shown.overlap.gradients = true;
-  shown.bucket_bytes = layer_bytes(shown);
+  shown.bucket_bytes = layer_bytes(model_of(shown));
   Case result = timed_case("bucket-size/ranks3", "step time over bucket size: both ends of the curve", shown);
   result.execute = [shown](const RunContext& context) {
     const LinkProfile link = link_of(shown, 0.8, 1e-3);
-    const std::int64_t layer = layer_bytes(shown);
+    const std::int64_t layer = layer_bytes(model_of(shown));
     CaseEvidence evidence;
     std::vector<double> seconds;
     for (const std::int64_t bytes : {std::int64_t{1}, layer / 4, layer, 2 * layer, std::int64_t{0}}) {
@@ -227,7 +213,7 @@ Case watched_case(const ParallelVariant& by_layer) {
 void add_overlap_time_cases(CaseList& cases) {
   const ParallelVariant three{.degrees = {.data = 3}, .rows = 6, .layers = 6};
   ParallelVariant by_layer = three;
-  by_layer.bucket_bytes = layer_bytes(three);
+  by_layer.bucket_bytes = layer_bytes(model_of(three));
   cases.push_back(hidden_case({"hidden/ranks3", by_layer, 0.6, 0.6}));
   cases.push_back(hidden_case({"hidden/ranks3/slow-link", by_layer, 1.5, 0.3}));
   ParallelVariant stage1 = three;

@@ -24,20 +24,7 @@ constexpr int kRounds = 4;
 // Of a layer forward; its backward pass takes twice as long. Long beside the real work of the small model.
 constexpr double kPassSeconds = 0.006;
 
-double pass_seconds(const Operation& op) {
-  const bool ends_pass = (op.phase == Phase::forward && op.part == Part::mlp_merge) ||
-                         (op.phase == Phase::backward_input && op.part == Part::norm_1) ||
-                         (op.phase == Phase::backward_weight && op.part == Part::block);
-  return op.kind == OpKind::compute && ends_pass ? kPassSeconds : 0.0;
-}
-
-LinkProfile slow_link(double latency_seconds, double bytes_per_second) {
-  LinkProfile link;
-  link.name = "stated";
-  link.description = "slow enough for two cores";
-  link.in_node = link.between_nodes = {latency_seconds, bytes_per_second, 0};
-  return link;
-}
+double pass_seconds(const Operation& op) { return ends_pass(op) ? kPassSeconds : 0.0; }
 
 struct Steps {
   double measured_seconds = 0, predicted_seconds = 0, compute_seconds = 0;
@@ -105,27 +92,19 @@ Case measured_case(const MeasuredCase& entry) {
   return result;
 }
 
-std::int64_t layer_bytes(const ParallelVariant& variant) {
-  std::int64_t elements = 0;
-  for (const ParameterSpec& spec : gpt_parameters(model_of(variant))) {
-    if (spec.layer == 0) elements += num_elements(spec.shape);
-  }
-  return elements * 4;
-}
-
 // An all-reduce of one layer's gradients takes so many times a layer's backward pass.
 LinkProfile link_for_gradients(const ParallelVariant& variant, double backward_passes) {
   constexpr double kLatency = 2e-4;
   const double ranks = variant.degrees.data;
-  const double wire_bytes = 2 * (ranks - 1) / ranks * static_cast<double>(layer_bytes(variant));
-  return slow_link(kLatency, wire_bytes / (backward_passes * 2 * kPassSeconds - 2 * kLatency));
+  const double wire_bytes = 2 * (ranks - 1) / ranks * static_cast<double>(layer_bytes(model_of(variant)));
+  return stated_link(kLatency, wire_bytes / (backward_passes * 2 * kPassSeconds - 2 * kLatency));
 }
 
 // One message of a micro-batch's activations takes so many layers' forward passes.
 LinkProfile link_for_activations(const ParallelVariant& variant, std::int64_t rows, double forward_passes) {
   constexpr double kLatency = 2e-4;
   const auto bytes = static_cast<double>(rows * variant.row_tokens * variant.hidden * 4);
-  return slow_link(kLatency, bytes / (forward_passes * kPassSeconds - kLatency));
+  return stated_link(kLatency, bytes / (forward_passes * kPassSeconds - kLatency));
 }
 
 // All bandwidths that a rank's link carries are below what it can, and a ring comes near it.
@@ -140,7 +119,7 @@ std::vector<Property> bus_bandwidths(const RunContext& context) {
   std::vector<TimedCollective> timed;
   timed.reserve(kinds.size());
   for (const auto& [kind, collective] : kinds) timed.push_back({kind, CollectiveAlgorithm::ring, kBytes});
-  const std::vector<double> seconds = time_collectives(slow_link(kLatency, kBandwidth), kRanks, 4, timed);
+  const std::vector<double> seconds = time_collectives(stated_link(kLatency, kBandwidth), kRanks, 4, timed);
   std::vector<Property> properties;
   for (std::size_t i = 0; i < kinds.size(); ++i) {
     const double share = bus_bandwidth(kinds[i].second, kBytes, seconds[i], kRanks, context.pitfalls) / kBandwidth;
@@ -159,7 +138,7 @@ std::vector<Property> bus_bandwidths(const RunContext& context) {
 
 void add_scaling_measured_cases(CaseList& cases) {
   ParallelVariant data{.degrees = {.data = 3}, .rows = 3, .layers = 4};
-  data.bucket_bytes = layer_bytes(data);
+  data.bucket_bytes = layer_bytes(model_of(data));
   cases.push_back(measured_case({"data/ranks3", data, link_for_gradients(data, 0.5)}));
   ParallelVariant overlapped = data;
   overlapped.overlap.gradients = true;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Predicted against published: step times, their order, memory. docs/techniques/scaling.md has the errors of every source.
 #include <algorithm>
-#include <cmath>
 #include <map>
 
 #include <fmt/format.h>
@@ -32,14 +31,15 @@ std::vector<Property> step_times(const RunContext& /*context*/) {
        fmt::format("of {} complete rows, mean signed error {:+.3f}, worst {:.3f}", all.rows, all.mean_signed, all.worst_absolute),
        -1, ""},
       {"p90_absolute_error", all.p90_absolute, Relation::at_most, 0.2, "nine rows in ten", -1, ""},
-      {"rows", static_cast<double>(all.rows), Relation::at_least, 40, "enough to say something", -1, ""}};
+      {"rows", static_cast<double>(all.rows), Relation::at_least, 40, "enough to say something", -1, ""},
+      exactly("rows_refused", all.refused, 0, "what was run is simulated")};
   for (const ErrorSummary& set : summaries) {
     if (set.name == "all" || set.rows == 0) continue;
-    properties.push_back({"median_absolute_error of " + set.name, set.median_absolute, Relation::at_most, 0.3,
-                          fmt::format("{} rows, 90th percentile {:.3f}, worst {:.3f}, mean signed {:+.3f}; {} not simulated: no "
-                                      "source is left to chance",
-                                      set.rows, set.p90_absolute, set.worst_absolute, set.mean_signed, set.refused),
-                          -1, ""});
+    properties.push_back(
+        {"median_absolute_error of " + set.name, set.median_absolute, Relation::at_most, 0.3,
+         fmt::format("{} rows, 90th percentile {:.3f}, worst {:.3f}, mean signed {:+.3f}: no source is left to chance", set.rows,
+                     set.p90_absolute, set.worst_absolute, set.mean_signed),
+         -1, ""});
   }
   return properties;
 }
@@ -52,14 +52,6 @@ std::vector<Property> order(const RunContext& /*context*/) {
            fmt::format("of step seconds over {} tables of four and more rows, weighted by pairs", all.tables), -1, ""},
           {"kendall_tau_throughput", all.kendall_tau_throughput, Relation::at_least, 0.5,
            "of model FLOP/s of a device, which sizes do not order: half of what a perfect order has", -1, ""}};
-}
-
-// Half a unit of the last digit of a figure that is published in GB, relative.
-double rounding_of(double bytes) {
-  for (double unit = 1e9; unit >= 1e6; unit /= 10) {
-    if (std::abs(bytes / unit - std::round(bytes / unit)) < 1e-6) return unit / 2 / bytes;
-  }
-  return 0;
 }
 
 // Of what the same layout keeps without recomputation and with whole rows on every tensor rank.
@@ -81,8 +73,8 @@ std::vector<Property> memory(const RunContext& context) {
     };
     // A chart is not read to 1 %.
     if (row.model_state_bytes && !row.approximate) {
-      compare("model_state", estimate.model_state(), *row.model_state_bytes, std::max(0.01, rounding_of(*row.model_state_bytes)),
-              "; 1 %, or half a unit of the last digit");
+      compare("model_state", estimate.model_state(), *row.model_state_bytes,
+              std::max(0.01, row.model_state_rounding / *row.model_state_bytes), "; 1 %, or half a unit of the last digit");
     }
     if (row.activation_bytes) compare("activations", estimate.activations, *row.activation_bytes, 0.1, "; 10 %");
     if (row.activation_share) {

@@ -160,8 +160,6 @@ std::vector<Property> utilization_of(const RunContext& context) {
     properties.push_back(relative_error("hardware_flops_utilization, " + which, estimate.hardware_flops_utilization,
                                         reference::gpt_step_flops(size, recomputes) / available, kExact,
                                         "72, and with what is done again 96, B s L h^2"));
-    properties.push_back(relative_error("parts, " + which, estimate.parts.sum(), estimate.step_seconds, kExact,
-                                        "where the step goes adds up to the step"));
   }
   return properties;
 }
@@ -230,7 +228,7 @@ void add_scaling_simulator_cases(CaseList& cases) {
   cases.push_back(scaling_case("bubble/simulator", "idle share of the simulator's pipelines is the closed form", pipelines));
   cases.push_back(scaling_case("simulator/exact", "simulate() is the replayed step program where nothing overlaps", exact));
   cases.push_back(scaling_case("simulator/bounded", "simulate() is near the replayed step program elsewhere", bounded));
-  cases.push_back(scaling_case("utilization", "model and hardware FLOPs over the peak; parts of the step", utilization_of));
+  cases.push_back(scaling_case("utilization", "model and hardware FLOPs of a step over the peak", utilization_of));
   cases.push_back(scaling_case("liveness", "every input moves the step, and in its direction", liveness));
 }
 

@@ -63,4 +63,26 @@ double exposed_seconds(const Measured& measured) {
   return least;
 }
 
+bool ends_pass(const Operation& op) {
+  if (op.kind != OpKind::compute) return false;
+  return (op.phase == Phase::forward && op.part == Part::mlp_merge) ||
+         (op.phase == Phase::backward_input && op.part == Part::norm_1) ||
+         (op.phase == Phase::backward_weight && op.part == Part::block);
+}
+
+LinkProfile stated_link(double latency_seconds, double bytes_per_second) {
+  LinkProfile link;
+  link.name = "stated";
+  link.in_node = link.between_nodes = {latency_seconds, bytes_per_second, 0};
+  return link;
+}
+
+std::int64_t layer_bytes(const GptConfig& model) {
+  std::int64_t elements = 0;
+  for (const ParameterSpec& spec : gpt_parameters(model)) {
+    if (spec.layer == 0) elements += spec.num_elements();
+  }
+  return elements * 4;
+}
+
 }  // namespace tandem

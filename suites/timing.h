@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
+#include "core/step_program.h"
+#include "core/world_settings.h"
 #include "harness/case.h"
 
 namespace tandem {
@@ -17,5 +20,15 @@ namespace tandem {
 /// Time of a step in which a rank communicates, or waits to, and does not compute, by its timeline; mean over ranks, least over
 /// measured steps: what else runs on the machine only adds to it.
 [[nodiscard]] double exposed_seconds(const Measured& measured);
+
+/// Whether the operation is the last of a pass over one layer (forward, backward for the input, backward for the weights): where
+/// a layer that is to take a stated time spends it, asleep.
+[[nodiscard]] bool ends_pass(const Operation& op);
+
+/// One link for all ranks.
+[[nodiscard]] LinkProfile stated_link(double latency_seconds, double bytes_per_second);
+
+/// fp32 bytes of the gradients of one layer, so that a bucket can be given the size of a layer.
+[[nodiscard]] std::int64_t layer_bytes(const GptConfig& model);
 
 }  // namespace tandem

@@ -227,10 +227,10 @@ double CostModel::collective_seconds(Collective collective, double bytes, const 
   return 0;
 }
 
-double CostModel::message_seconds(double bytes, int level, int sharers) const {
+double CostModel::message_seconds(double bytes, int level) const {
   if (bytes <= 0) return 0;
   const NetworkLevel& link = cluster_->levels[static_cast<std::size_t>(level)];
-  return link.latency_seconds + bytes * std::max(sharers, 1) / (link.bytes_per_second * link.efficiency / link.oversubscription);
+  return link.latency_seconds + bytes / (link.bytes_per_second * link.efficiency / link.oversubscription);
 }
 
 int CostModel::level_between(std::int64_t rank, std::int64_t other) const {

@@ -60,9 +60,8 @@ class CostModel {
   [[nodiscard]] double elementwise_seconds(double bytes) const;
   /// Attention of `rows` x `heads`, forward or backward, fused or materialized, causal.
   ///   fused         2 products of queries x keys x head_size (forward; 5 backward), half of them masked, at
-  ///   attention_*_efficiency
-  ///                 x d / (d + half_head), relative to d = 128, x keys / (keys + half_keys)
-  ///   materialized  2 (4) batched products of which nothing is masked, and passes over the [queries, keys] scores
+  ///                 attention_*_efficiency whatever the sizes
+  ///   materialized  2 (4) batched products of which nothing is masked; passes over the scores: score_passes_seconds()
   [[nodiscard]] double attention_seconds(double rows, double heads, double queries, double keys, double head_size, bool backward,
                                          bool fused, std::string_view dtype) const;
   /// Passes of softmax, mask and dropout over materialized scores, bytes of a score: one kernel for all three, or one each.
@@ -73,8 +72,8 @@ class CostModel {
   /// faster: 2 (i - 1) / i of the bytes between i islands, 2 of them within one, and the hops of the nearest level and log2 of
   /// the islands each way.
   [[nodiscard]] double collective_seconds(Collective collective, double bytes, const GroupPlacement& group) const;
-  /// One message between neighbours along the pipeline; `sharers` messages of one node at once beyond one of each device.
-  [[nodiscard]] double message_seconds(double bytes, int level, int sharers) const;
+  /// One message between neighbours along the pipeline, while every device of the island sends one.
+  [[nodiscard]] double message_seconds(double bytes, int level) const;
   /// The nearest level whose islands hold both ranks.
   [[nodiscard]] int level_between(std::int64_t rank, std::int64_t other) const;
 

@@ -78,8 +78,8 @@ TEST(CostModel, MessagesTakeTheNearestCommonLevel) {
 
   EXPECT_EQ(costs.level_between(0, 7), 0);
   EXPECT_EQ(costs.level_between(7, 8), 1);
-  EXPECT_NEAR(costs.message_seconds(1e6, 0, 1), 1e-6 + 1e6 / 1e11, 1e-15);
-  EXPECT_NEAR(costs.message_seconds(1e6, 1, 2), 5e-6 + 2e6 / 1e10, 1e-15);
+  EXPECT_NEAR(costs.message_seconds(1e6, 0), 1e-6 + 1e6 / 1e11, 1e-15);
+  EXPECT_NEAR(costs.message_seconds(1e6, 1), 5e-6 + 1e6 / 1e10, 1e-15);
 }
 
 TEST(CostModel, ProductsPayForTilesWavesAndDepth) {

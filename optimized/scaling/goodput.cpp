@@ -53,11 +53,6 @@ GoodputEstimate estimate_goodput(const Workload& workload, const ClusterSpec& cl
   return estimate;
 }
 
-double goodput_of(const Workload& workload, const MemoryEstimate& /*memory*/, double step_seconds, const ClusterSpec& cluster,
-                  int devices) {
-  return estimate_goodput(workload, cluster, devices, step_seconds).useful_share;
-}
-
 double simulate_goodput(const CheckpointCosts& costs, double interval_seconds, double hours, std::uint64_t seed) {
   TANDEM_CHECK(interval_seconds > 0 && hours > 0 && costs.failure_seconds > 0,
                "a simulation needs an interval, time and failures");

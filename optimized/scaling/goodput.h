@@ -5,7 +5,6 @@
 
 #include "core/checkpoint_interval.h"
 #include "core/cluster.h"
-#include "optimized/scaling/memory_model.h"
 #include "optimized/scaling/workload.h"
 
 namespace tandem {
@@ -25,10 +24,6 @@ struct GoodputEstimate {
 /// bandwidth.
 [[nodiscard]] GoodputEstimate estimate_goodput(const Workload& workload, const ClusterSpec& cluster, int devices,
                                                double step_seconds, bool async = true);
-
-/// useful_share of it.
-[[nodiscard]] double goodput_of(const Workload& workload, const MemoryEstimate& memory, double step_seconds,
-                                const ClusterSpec& cluster, int devices);
 
 /// Useful share of `hours` of wall time simulated event by event: work, a checkpoint after every interval, failures at random
 /// (exponential, also during checkpoints and restarts), after which work since the last complete checkpoint is lost. A function

@@ -148,7 +148,7 @@ class Reasoning {
 
 std::string start_of(const PlannedLayout& layout) {
   if (layout.tensor == 1 && layout.pipeline == 1) return fmt::format("data {}", layout.data);
-  return fmt::format("data {}, tensor {}, pipeline {}: the batch has no rows for more data ranks", layout.data, layout.tensor,
+  return fmt::format("data {}, tensor {}, pipeline {}: more data ranks do not divide the rows", layout.data, layout.tensor,
                      layout.pipeline);
 }
 

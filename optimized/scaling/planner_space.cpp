@@ -135,6 +135,10 @@ void check_words(const PlanQuery& query) {
 
 }  // namespace
 
+namespace {
+constexpr std::int64_t kMostRows = 1'000'000, kMostTokens = 100'000'000;  // of a step, of a row
+}  // namespace
+
 std::vector<int> divisors_of(std::int64_t value) {
   std::vector<int> small, large;
   for (std::int64_t divisor = 1; divisor * divisor <= value; ++divisor) {
@@ -156,8 +160,12 @@ PlanQuery completed(PlanQuery query) {
   check_devices(query);
   check_words(query);
   if (query.sequence < 1) refuse(fmt::format("sequence {}: at least 1 token is needed", query.sequence));
+  if (query.sequence > kMostTokens)
+    refuse(fmt::format("sequence {}: rows of at most {} tokens can be planned", query.sequence, kMostTokens));
   if (query.global_batch_rows < 1)
     refuse(fmt::format("a global batch of {} rows: at least 1 is needed", query.global_batch_rows));
+  if (query.global_batch_rows > kMostRows)
+    refuse(fmt::format("a global batch of {} rows: at most {} can be planned", query.global_batch_rows, kMostRows));
   if (query.top < 1) refuse(fmt::format("the best {} plans: at least 1 is needed", query.top));
   return query;
 }

@@ -61,7 +61,7 @@ class ClusterCost {
     if (op.collective != Collective::recv) {
       return costs_.collective_seconds(op.collective, bytes, groups_[static_cast<std::size_t>(op.axis)]);
     }
-    return costs_.message_seconds(bytes, costs_.level_between(op.peer, grid_.rank_of({.pipeline = stage})), 1);
+    return costs_.message_seconds(bytes, costs_.level_between(op.peer, grid_.rank_of({.pipeline = stage})));
   }
 
   [[nodiscard]] double update(int stage) const {

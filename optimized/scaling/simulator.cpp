@@ -33,7 +33,9 @@ void add_rates(const Workload& workload, const CostModel& costs, const SimulateO
   const double forward = forward_flops_per_row(workload.model, tokens, AttentionFlops::full) * rows;
   estimate.model_flops = 3 * forward;
   const double head = 2.0 * static_cast<double>(workload.model.vocabulary * workload.model.hidden * tokens) * rows;
-  const double again = plan.recompute.mode == "full" ? forward - head : 0;
+  const int some = workload.software.recomputed_layers;
+  const double share = some > 0 ? static_cast<double>(some) / static_cast<double>(workload.model.layers) : 1;
+  const double again = plan.recompute.mode == "full" ? share * (forward - head) : 0;
   const double available = estimate.step_seconds * devices * costs.peak_flops(plan.precision);
   estimate.tokens_per_second = rows * static_cast<double>(tokens) / estimate.step_seconds;
   estimate.hardware_flops_utilization = (estimate.model_flops + again) / available;
@@ -42,13 +44,6 @@ void add_rates(const Workload& workload, const CostModel& costs, const SimulateO
 }
 
 }  // namespace
-
-StepEstimate simulate_step(const Workload& workload, const ClusterSpec& cluster, const SimulateOptions& options) {
-  StepEstimate estimate = play_step(workload, cluster, options);
-  estimate.bottleneck = bottleneck_of(estimate.parts);
-  add_rates(workload, CostModel(cluster), options, estimate);
-  return estimate;
-}
 
 StepEstimate simulate(const Workload& workload, const ClusterSpec& cluster, const SimulateOptions& options) {
   require_possible(workload);
@@ -62,7 +57,7 @@ StepEstimate simulate(const Workload& workload, const ClusterSpec& cluster, cons
   estimate.bottleneck = bottleneck_of(estimate.parts);
   add_rates(workload, CostModel(cluster), options, estimate);
   estimate.memory = estimate_memory(workload, cluster, options.pitfalls);
-  estimate.goodput = goodput_of(workload, estimate.memory, estimate.step_seconds, cluster, devices);
+  estimate.goodput = estimate_goodput(workload, cluster, devices, estimate.step_seconds, options.checkpoint_async).useful_share;
   return estimate;
 }
 

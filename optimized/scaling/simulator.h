@@ -35,8 +35,7 @@ struct StepEstimate {
   double tokens_per_second = 0;             ///< of all devices
   double model_flops = 0;                   ///< of all devices and one step, AttentionFlops::full
   double model_flops_utilization = 0;       ///< model_flops / (step_seconds x devices x peak of the plan's precision)
-  double hardware_flops_utilization = 0;    ///< recomputed work counted too
-  double bytes_on_wire_per_rank[kPurposes] = {};
+  double hardware_flops_utilization = 0;    ///< what full recomputation does again counted too
   MemoryEstimate memory;
   double goodput = 1;  ///< useful share of the wall time with the cluster's failures and the best checkpoint interval
   std::string bottleneck;
@@ -57,9 +56,5 @@ struct SimulateOptions {
 /// wait for the slowest one (NetworkLevel::jitter), that counts as data-parallel communication.
 /// Throws InputError with the conflicts of a workload that cannot be.
 [[nodiscard]] StepEstimate simulate(const Workload& workload, const ClusterSpec& cluster, const SimulateOptions& options = {});
-
-/// Time alone: without memory, goodput and checkpoints, and without asking for conflicts.
-[[nodiscard]] StepEstimate simulate_step(const Workload& workload, const ClusterSpec& cluster,
-                                         const SimulateOptions& options = {});
 
 }  // namespace tandem

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/process_grid.h"
 #include "optimized/scaling/layer_cost.h"
 #include "optimized/scaling/simulator_pipeline.h"
 
@@ -17,6 +18,7 @@ class StepSimulation {
         plan_(workload.plan),
         options_(options),
         costs_(cluster),
+        grid_(plan_),
         layers_(workload, costs_, options.pitfalls.on(Pitfall::contention_ignored)),
         layout_(pipeline_layout(workload)) {
     price_stages();
@@ -41,15 +43,6 @@ class StepSimulation {
     return estimate;
   }
 
-  [[nodiscard]] const LayerCost& layers() const noexcept { return layers_; }
-  [[nodiscard]] const CostModel& costs() const noexcept { return costs_; }
-  [[nodiscard]] const PipelineLayout& layout() const noexcept { return layout_; }
-  [[nodiscard]] double parameters_of_rank(int rank) const {
-    double sum = 0;
-    for (int chunk = 0; chunk < layout_.chunks; ++chunk) sum += parameters_of_stage(layout_.stage_of(rank, chunk));
-    return sum;
-  }
-
  private:
   [[nodiscard]] bool has(Pitfall pitfall) const { return options_.pitfalls.on(pitfall); }
 
@@ -72,11 +65,8 @@ class StepSimulation {
   [[nodiscard]] double hop_seconds(int stage) const {
     const int from = layout_.rank_of_stage(stage), to = layout_.rank_of_stage(stage + 1);
     if (from == to) return 0;
-    const auto stride = static_cast<std::int64_t>(plan_.parallel.world_size() / plan_.parallel.pipeline);
-    const bool outermost = plan_.rank_order.ends_with("pipeline");
-    const std::int64_t distance = outermost ? stride : 1;
-    const int level = costs_.level_between(from * distance, to * distance);
-    double seconds = costs_.message_seconds(layers_.boundary_bytes(), level, 1);
+    const int level = costs_.level_between(grid_.rank_of({.pipeline = from}), grid_.rank_of({.pipeline = to}));
+    double seconds = costs_.message_seconds(layers_.boundary_bytes(), level);
     if (workload_.software.scatter_gather_pipeline && !plan_.sequence_parallel) {
       const double whole = layers_.boundary_bytes() * plan_.parallel.tensor;
       seconds += costs_.collective_seconds(Collective::all_gather, whole, layers_.tensor_group());
@@ -101,6 +91,12 @@ class StepSimulation {
     const bool last = stage + 1 == layout_.stages();
     if (stage == 0) sum += layers_.embedding_parameters();
     if (last && (!workload_.model.tied || layout_.ranks > 1)) sum += layers_.head_parameters();
+    return sum;
+  }
+
+  [[nodiscard]] double parameters_of_rank(int rank) const {
+    double sum = 0;
+    for (int chunk = 0; chunk < layout_.chunks; ++chunk) sum += parameters_of_stage(layout_.stage_of(rank, chunk));
     return sum;
   }
 
@@ -216,42 +212,16 @@ class StepSimulation {
   const TrainingPlan& plan_;
   const SimulateOptions& options_;
   CostModel costs_;
+  ProcessGrid grid_;
   LayerCost layers_;
   PipelineLayout layout_;
   std::vector<PassTriple> stages_;
 };
 
-// What one rank of the middle of the model sends in a step, by purpose.
-void add_bytes(const Workload& workload, const StepSimulation& simulation, StepEstimate& estimate) {
-  const TrainingPlan& plan = workload.plan;
-  const double replicas = plan.parallel.data * plan.parallel.context;
-  const double part = (replicas - 1) / replicas;
-  const LayerCost& layers = simulation.layers();
-  const double parameters = simulation.parameters_of_rank(0);
-  const double passes = plan.batch.micro_batches;
-  const double sums = plan.zero_stage >= 2 && workload.software.scatter_each_micro_batch ? passes : 1;
-  estimate.bytes_on_wire_per_rank[static_cast<std::size_t>(Purpose::gradient)] =
-      parameters * layers.gradient_bytes() * part * (plan.zero_stage == 0 ? 2 : sums);
-  estimate.bytes_on_wire_per_rank[static_cast<std::size_t>(Purpose::parameter)] =
-      plan.zero_stage == 0 ? 0 : parameters * 2 * part * (plan.zero_stage == 3 ? 2 * passes : 1);
-  const double tensor = plan.parallel.tensor;
-  const double rows = static_cast<double>(plan.batch.rows) / plan.parallel.data;
-  const double tokens = rows * static_cast<double>(workload.tokens_per_row()) / plan.parallel.context;
-  const double activations = tokens * static_cast<double>(workload.model.hidden) * 2;
-  const double layers_here = static_cast<double>(workload.model.layers) / plan.parallel.pipeline;
-  const double again = plan.recompute.mode == "full" ? 6 : 4;
-  double sent = layers_here * again * 2 * activations * (tensor - 1) / tensor;
-  if (plan.parallel.pipeline > 1) sent += 2 * plan.pipeline.chunks * layers.boundary_bytes() * passes;
-  estimate.bytes_on_wire_per_rank[static_cast<std::size_t>(Purpose::activation)] = sent;
-}
-
 }  // namespace
 
 StepEstimate play_step(const Workload& workload, const ClusterSpec& cluster, const SimulateOptions& options) {
-  StepSimulation simulation(workload, cluster, options);
-  StepEstimate estimate = simulation.run();
-  add_bytes(workload, simulation, estimate);
-  return estimate;
+  return StepSimulation(workload, cluster, options).run();
 }
 
 }  // namespace tandem

@@ -5,8 +5,8 @@
 
 namespace tandem {
 
-/// Private to optimized/scaling/simulator*.cpp: step_seconds, parts, hidden_communication_seconds and bytes_on_wire_per_rank of a
-/// workload without conflicts; nothing else of the estimate.
+/// Private to optimized/scaling/simulator*.cpp: step_seconds, parts and hidden_communication_seconds of a workload without
+/// conflicts; nothing else of the estimate.
 [[nodiscard]] StepEstimate play_step(const Workload& workload, const ClusterSpec& cluster, const SimulateOptions& options);
 
 }  // namespace tandem

@@ -42,6 +42,19 @@ TEST(SimulatorPipeline, IdlesAsTheClosedFormSaysWithFreeMessages) {
   }
 }
 
+TEST(Simulator, SendsOverTheLevelBetweenNeighbouringStages) {
+  Workload workload = small_workload(2, 8, 2, 4);
+  const auto waiting = [&workload](const char* rank_order) {
+    workload.plan.rank_order = rank_order;
+    return simulate(workload, ideal_cluster()).parts.pipeline;
+  };
+
+  // Stages 16 or 8 ranks apart are in two nodes of eight.
+  const double far = waiting("tensor-context-data-pipeline");
+  EXPECT_DOUBLE_EQ(waiting("tensor-context-pipeline-data"), far);
+  EXPECT_LT(waiting("pipeline-context-tensor-data"), far);
+}
+
 TEST(SimulatorPipeline, MessagesDelayWhoNeedsThemAndMayHoldWhoSends) {
   const PipelineConfig config{"1f1b", 1, {}};
   PipelineTimes times = equal_times(2);
