@@ -23,7 +23,8 @@ std::string export_step(const ScaleArguments& arguments) {
   }
   const ClusterSpec cluster = read_cluster(arguments.clusters.front());
   require_sizes(arguments, cluster);
-  const Workload workload = workload_at(arguments, shape, layout_of(arguments, arguments.precision), arguments.devices.front());
+  const Workload workload =
+      workload_at(arguments, shape, layout_of(arguments, usual_precision(cluster)), arguments.devices.front());
   require_legal(workload.plan, *model);
   const std::int64_t sequence = workload.tokens_per_row();
   std::string text;

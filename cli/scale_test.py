@@ -10,6 +10,7 @@ import unittest
 
 TANDEM = os.path.abspath(sys.argv.pop(1))
 LARGE = ["--model", "gpt3-175b", "--cluster", "dgx-a100"]
+CLUSTER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "ci", "peers", "simgrid", "cluster.json")
 SMALL = ["--model", "gpt2-1558m", "--cluster", "pcie-a100-100gbe"]
 
 
@@ -119,6 +120,14 @@ class Scale(unittest.TestCase):
         self.refused("scale", "--published", "sc21", "--model", "gpt2-124m", says="--model")
         self.refused("scale", *SMALL, "--gpus", "8", "--chakra", "/nosuch/x", says="--chakra")
         self.refused("scale", "--model", "gpt2-1558m", "--gpus", "16", says="--cluster")
+
+    def test_programs_are_written_in_the_arithmetic_of_the_cluster(self):
+        self.run_tandem("scale", "--model", "gpt2-124m", "--cluster", CLUSTER, "--gpus", "8", "--set", "pipeline=4",
+                        "--export-programs", "programs")
+        with open(self.path("programs"), encoding="utf-8") as file:
+            head = dict(line.split(maxsplit=1) for line in file.read().splitlines()[:3])
+        self.assertGreater(float(head["predicted_seconds"]), 0)
+        self.assertEqual(head["ranks"], "8")
 
     def test_clusters_have_different_best_layouts(self):
         report = self.json_of("scale", "--model", "gpt-22b", "--clusters", "dgx-a100,gb200-nvl72,pcie-a100-100gbe", "--gpus", "64")
