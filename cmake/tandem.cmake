@@ -73,7 +73,8 @@ endif()
 if(TANDEM_SANITIZE STREQUAL "thread")
   set(TANDEM_LEFT_OUT /optimized/compression/ "/data_pipeline/(epoch_order|prepare|text_source|token_part)_test" /optimized/tensor_parallel/ /optimized/memory/
                       /optimized/loss_scaling/ /optimized/expert_parallel/ /optimized/context_parallel/
-                      /optimized/collectives/ /optimized/pipeline_parallel/ /engine/lower_test /comm/sum_test /engine/insert_behind)
+                      /optimized/collectives/ /optimized/pipeline_parallel/ /engine/lower_test /comm/sum_test /engine/insert_behind
+                      /engine/composition_test /engine/random_plans_test)
 else()
   set(TANDEM_LEFT_OUT /engine/composition_test /engine/random_plans_test /engine/overlap_faults_test /engine/tensor_chunks_test
                       /engine/lower_test /checkpoint_layouts_test /comm/collectives_test /comm/adversary_order_test)
