@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
 #include <charconv>
 #include <memory>
 #include <utility>
@@ -29,6 +30,7 @@ struct Arguments {
   std::vector<std::string> schedules, most;
   int top = 5;
   std::string json, write;
+  const std::atomic<bool>* stop = nullptr;
 };
 
 // "context=1"
@@ -55,6 +57,7 @@ PlanQuery query_of(const Arguments& arguments) {
     if (!query.most.insert(limit_of(text)).second) throw InputError(fmt::format("--most {}: the axis has a limit already", text));
   }
   query.top = arguments.top;
+  query.stop = arguments.stop;
   return query;
 }
 
@@ -66,7 +69,7 @@ CellRows rows_of(const std::vector<PlanCandidate>& candidates) {
     const StepEstimate& estimate = candidate.estimate;
     const StepShares shares = shares_of(estimate);
     rows.push_back({fmt::format("{}", rows.size()), degrees_text(plan.parallel), schedule_text(plan),
-                    fmt::format("{} x {}", rows_of_micro_batch(plan), plan.batch.micro_batches), plan.recompute.mode,
+                    fmt::format("{} x {}", micro_batch_rows(plan), plan.batch.micro_batches), plan.recompute.mode,
                     fmt::format("{}", plan.zero_stage), plan.sequence_parallel ? "parallel" : "-",
                     human_seconds(estimate.step_seconds), human_count(estimate.tokens_per_second),
                     human_share(estimate.model_flops_utilization), memory_of_limit(estimate.memory), human_share(shares.compute),
@@ -218,6 +221,7 @@ int plan_action(const Arguments& arguments) {
   require_writable(arguments.write, "--write");
   const PlanQuery query = query_of(arguments);
   const PlanReport report = search_plans(query);
+  if (query.is_stopped()) return kInterrupted;
   if (arguments.json != "-") print(query, report);
   if (!arguments.write.empty() && !report.best.empty()) write_twin(report, arguments.write);
   if (!arguments.json.empty()) write_output(arguments.json, as_json(query, report));
@@ -229,6 +233,7 @@ int plan_action(const Arguments& arguments) {
 void add_plan_command(CommandLine& line) {
   auto* command = line.app.add_subcommand("plan", "The fastest layouts of a model on a cluster, simulated");
   const auto arguments = std::make_shared<Arguments>();
+  arguments->stop = &line.stop;
   command->add_option("--model", arguments->model, "file, or a name that tandem list shows")->required()->check(not_empty);
   command->add_option("--cluster", arguments->cluster, "file, or a name that tandem list shows")->required()->check(not_empty);
   command->add_option("--gpus", arguments->devices, "whole nodes, or a part of one")->required()->check(at_least_one);

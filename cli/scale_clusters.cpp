@@ -24,7 +24,7 @@ struct Winner {
 
 std::string layout_text(const TrainingPlan& plan) {
   std::string text =
-      fmt::format("{}, rows {} x {}", degrees_text(plan.parallel), rows_of_micro_batch(plan), plan.batch.micro_batches);
+      fmt::format("{}, rows {} x {}", degrees_text(plan.parallel), micro_batch_rows(plan), plan.batch.micro_batches);
   if (plan.parallel.pipeline > 1) text += ", " + schedule_text(plan);
   if (plan.recompute.mode != "none") text += ", recompute " + plan.recompute.mode;
   if (plan.zero_stage > 0) text += fmt::format(", zero {}", plan.zero_stage);

@@ -15,7 +15,7 @@ std::int64_t sequence_of(const ScaleArguments& arguments, const ModelShape& mode
   return arguments.sequence > 0 ? arguments.sequence : model.sequence;
 }
 
-std::int64_t rows_of_layout(const TrainingPlan& layout) { return std::max<std::int64_t>(1, rows_of_micro_batch(layout)); }
+std::int64_t rows_of_layout(const TrainingPlan& layout) { return std::max<std::int64_t>(1, micro_batch_rows(layout)); }
 
 }  // namespace
 

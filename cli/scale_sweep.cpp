@@ -73,13 +73,13 @@ CellRows rows_of(const std::vector<SizePoint>& points) {
     const TrainingPlan& plan = point.workload.plan;
     const StepEstimate& estimate = point.estimate;
     const StepShares shares = shares_of(estimate);
-    rows.push_back(
-        {fmt::format("{}", point.devices), degrees_text(plan.parallel), schedule_text(plan),
-         fmt::format("{} x {}", rows_of_micro_batch(plan), plan.batch.micro_batches), fmt::format("{}", plan.zero_stage),
-         plan.recompute.mode, human_seconds(estimate.step_seconds), human_count(estimate.tokens_per_second),
-         human_share(estimate.model_flops_utilization), human_share(efficiency(points, point)), human_share(shares.compute),
-         human_share(shares.communication), human_share(shares.bubble), human_share(shares.optimizer), human_share(shares.data),
-         human_share(shares.stall), memory_of_limit(estimate.memory) + (estimate.memory.fits() ? "" : ", does not fit")});
+    rows.push_back({fmt::format("{}", point.devices), degrees_text(plan.parallel), schedule_text(plan),
+                    fmt::format("{} x {}", micro_batch_rows(plan), plan.batch.micro_batches), fmt::format("{}", plan.zero_stage),
+                    plan.recompute.mode, human_seconds(estimate.step_seconds), human_count(estimate.tokens_per_second),
+                    human_share(estimate.model_flops_utilization), human_share(efficiency(points, point)),
+                    human_share(shares.compute), human_share(shares.communication), human_share(shares.bubble),
+                    human_share(shares.optimizer), human_share(shares.data), human_share(shares.stall),
+                    memory_of_limit(estimate.memory) + (estimate.memory.fits() ? "" : ", does not fit")});
   }
   return rows;
 }

@@ -2,7 +2,6 @@
 #include "cli/scaling_report.h"
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <string_view>
 #include <utility>
@@ -10,7 +9,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "core/batch.h"
 #include "core/config.h"
 #include "core/error.h"
 #include "core/io/atomic_file.h"
@@ -37,10 +35,9 @@ Json memory_json(const MemoryEstimate& memory) {
 }
 
 Json parts_json(const StepParts& parts) {
-  return {{"compute", parts.compute}, {"recompute", parts.recompute},  {"tensor", parts.tensor},
-          {"context", parts.context}, {"expert", parts.expert},        {"pipeline", parts.pipeline},
-          {"data", parts.data},       {"bubble", parts.bubble},        {"optimizer", parts.optimizer},
-          {"input", parts.input},     {"checkpoint", parts.checkpoint}};
+  Json json = Json::object();
+  for (const StepPart& part : kStepParts) json[part.key] = parts.*part.seconds;
+  return json;
 }
 
 }  // namespace
@@ -53,30 +50,13 @@ StepShares shares_of(const StepEstimate& estimate) {
           .bubble = parts.bubble / step,
           .optimizer = parts.optimizer / step,
           .data = parts.input / step,
-          .stall = 1 - estimate.goodput * (1 - parts.checkpoint / step)};
-}
-
-std::string degrees_text(const ParallelDegrees& degrees) {
-  const std::array<std::pair<const char*, int>, 5> axes = {{{"tensor", degrees.tensor},
-                                                            {"pipeline", degrees.pipeline},
-                                                            {"context", degrees.context},
-                                                            {"data", degrees.data},
-                                                            {"expert", degrees.expert}}};
-  std::string text;
-  for (const auto& [name, degree] : axes) {
-    if (degree > 1) text += fmt::format("{}{} {}", text.empty() ? "" : " x ", name, degree);
-  }
-  return text.empty() ? "one device" : text;
+          .stall = 1 - estimate.goodput};
 }
 
 std::string schedule_text(const TrainingPlan& plan) {
   if (plan.parallel.pipeline == 1) return "-";
   const std::string_view schedule = plan.pipeline.effective_schedule();
   return schedule == "interleaved" ? fmt::format("interleaved x {}", plan.pipeline.chunks) : std::string(schedule);
-}
-
-std::int64_t rows_of_micro_batch(const TrainingPlan& plan) {
-  return micro_batch_rows(plan.batch.rows, plan.parallel.data, 0, plan.batch.micro_batches, 0).size();
 }
 
 std::string memory_of_limit(const MemoryEstimate& memory) {

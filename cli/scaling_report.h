@@ -24,11 +24,8 @@ struct StepShares {
 };
 [[nodiscard]] StepShares shares_of(const StepEstimate& estimate);
 
-/// "tensor 8 x pipeline 16 x data 8"
-[[nodiscard]] std::string degrees_text(const ParallelDegrees& degrees);
 /// "1f1b", "interleaved x 3", "-" where there is no pipeline.
 [[nodiscard]] std::string schedule_text(const TrainingPlan& plan);
-[[nodiscard]] std::int64_t rows_of_micro_batch(const TrainingPlan& plan);
 /// "61.2 of 80.0 GiB"
 [[nodiscard]] std::string memory_of_limit(const MemoryEstimate& memory);
 

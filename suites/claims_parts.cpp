@@ -7,52 +7,12 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
-#include "optimized/collectives/algorithms.h"
-#include "optimized/engine/lower.h"
+#include "optimized/scaling/replay.h"
 #include "suites/benefits.h"
 #include "suites/timing.h"
 
 namespace tandem {
 namespace {
-
-// How many members of the group share the first one's node: the groups of a grid lie alike.
-int members_per_node(const std::vector<int>& members, const LinkProfile& link) {
-  return static_cast<int>(
-      std::count_if(members.begin(), members.end(), [&](int member) { return link.same_node(member, members.front()); }));
-}
-
-CollectiveKind kind_of(Collective collective) {
-  switch (collective) {
-    case Collective::all_gather: return CollectiveKind::all_gather;
-    case Collective::reduce_scatter: return CollectiveKind::reduce_scatter;
-    case Collective::all_to_all: return CollectiveKind::all_to_all;
-    case Collective::broadcast: return CollectiveKind::broadcast;
-    default: return CollectiveKind::all_reduce;
-  }
-}
-
-double message_seconds(const LinkLevel& level, std::int64_t bytes) {
-  return level.latency_seconds + (level.bytes_per_second > 0 ? static_cast<double>(bytes) / level.bytes_per_second : 0);
-}
-
-double communication_seconds(const Operation& op, const ProcessGrid& grid, const LinkProfile& link) {
-  const std::vector<int> members = grid.group(op.axis, 0);
-  if (op.collective == Collective::recv || op.collective == Collective::ring_shift) {
-    return message_seconds(link.level(members.front(), members.size() > 1 ? members[1] : members.front()), op.bytes);
-  }
-  LinkProfile placed = link;
-  placed.ranks_per_node = members_per_node(members, link);
-  return expected_seconds(CollectiveAlgorithm::direct, kind_of(op.collective), op.bytes, static_cast<int>(members.size()),
-                          placed);
-}
-
-ProgramTiming replayed(const PairInputs& inputs, const LinkProfile& link) {
-  const ProcessGrid grid(inputs.plan);
-  return time_programs(
-      programs_of(inputs), expectation(inputs.plan, inputs.model, inputs.data->sequence()), [&](const Operation& op) {
-        return op.kind == OpKind::communicate ? communication_seconds(op, grid, link) : inputs.injected_seconds(op);
-      });
-}
 
 double mean(const std::vector<double>& values) {
   double sum = 0;
@@ -120,8 +80,10 @@ StatedRun stated_prediction(const ParallelVariant& variant, double forward_secon
   StatedRun result{.inputs = inputs_of(variant, context), .run = {}};
   result.inputs.steps = 3;
   result.inputs.injected_seconds = stated_work(result.inputs.plan, forward_seconds);
-  const ProgramTiming timing = replayed(result.inputs, link);
-  result.predicted_step_seconds = timing.makespan_seconds;
+  const PairInputs& inputs = result.inputs;
+  const ReplayTiming timing = replay(inputs.plan, inputs.model, inputs.data->sequence(),
+                                     cost_measured({.link = link}, inputs.plan, inputs.injected_seconds));
+  result.predicted_step_seconds = timing.step_seconds;
   result.predicted_exposed_seconds = mean(timing.exposed_seconds);
   result.step_seconds = result.exposed_seconds = kNoFigure;
   return result;

@@ -2,6 +2,7 @@
 // The judge's own measurements against answers known without them: FLOPs counted one by one, traces made by hand.
 // docs/measuring.md
 #include <memory>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -11,6 +12,7 @@
 #include "reference/gpt.h"
 #include "suites/gap.h"
 #include "suites/pair.h"
+#include "suites/properties.h"
 #include "suites/suites.h"
 
 namespace tandem {
@@ -44,17 +46,7 @@ std::int64_t counted_by_reference(const GptConfig& model, std::int64_t row_token
 
 Case check_case(const std::string& name, const std::string& summary,
                 std::function<std::vector<Property>(const RunContext&)> properties) {
-  Case result;
-  result.suite = "harness";
-  result.name = "harness/" + name;
-  result.summary = summary;
-  result.criterion = Criterion::convergence;
-  result.execute = [properties = std::move(properties)](const RunContext& context) {
-    CaseEvidence evidence;
-    evidence.properties = properties(context);
-    return evidence;
-  };
-  return result;
+  return property_case("harness", name, summary, std::move(properties));
 }
 
 std::vector<Property> flops(const RunContext& context) {

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "suites/properties.h"
 #include "suites/scaling_cases.h"
 #include "suites/suites.h"
 
@@ -13,17 +14,7 @@ namespace tandem {
 
 Case scaling_case(const std::string& name, const std::string& summary,
                   std::function<std::vector<Property>(const RunContext&)> properties) {
-  Case result;
-  result.suite = "scaling";
-  result.name = "scaling/" + name;
-  result.summary = summary;
-  result.criterion = Criterion::convergence;
-  result.execute = [properties = std::move(properties)](const RunContext& context) {
-    CaseEvidence evidence;
-    evidence.properties = properties(context);
-    return evidence;
-  };
-  return result;
+  return property_case("scaling", name, summary, std::move(properties));
 }
 
 Property relative_error(const std::string& name, double value, double expected, double limit, const std::string& derivation) {

@@ -36,7 +36,7 @@ std::vector<Property> step_times(const RunContext& /*context*/) {
   for (const ErrorSummary& set : summaries) {
     if (set.name == "all" || set.rows == 0) continue;
     properties.push_back(
-        {"median_absolute_error of " + set.name, set.median_absolute, Relation::at_most, 0.3,
+        {"median_absolute_error of " + set.name, set.median_absolute, Relation::at_most, 0.08,
          fmt::format("{} rows, 90th percentile {:.3f}, worst {:.3f}, mean signed {:+.3f}: no source is left to chance", set.rows,
                      set.p90_absolute, set.worst_absolute, set.mean_signed),
          -1, ""});

@@ -32,7 +32,7 @@ class RankMemory {
         cluster_(cluster),
         layout_(pipeline_layout(workload)),
         layer_(layer_memory(workload)),
-        tokens_(real(micro_batch_rows(workload)) * real(workload.tokens_per_row()) / plan_.parallel.context) {}
+        tokens_(real(micro_batch_rows(plan_)) * real(workload.tokens_per_row()) / plan_.parallel.context) {}
 
   [[nodiscard]] int ranks() const { return layout_.ranks; }
 

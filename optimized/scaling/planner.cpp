@@ -27,7 +27,7 @@ PlanSearch::PlanSearch(const PlanQuery& query)
 void PlanSearch::sort_by_bound() {
   StepBound bound(query_, cost_);
   order_.reserve(layouts_.size());
-  for (std::size_t i = 0; i < layouts_.size(); ++i) {
+  for (std::size_t i = 0; i < layouts_.size() && !query_.is_stopped(); ++i) {
     order_.emplace_back(bound.seconds(layouts_[i]), static_cast<std::uint32_t>(i));
   }
   std::sort(order_.begin(), order_.end());
@@ -75,6 +75,7 @@ void PlanSearch::try_stages(PlannedLayout layout, double bound) {
 void PlanSearch::run() {
   sort_by_bound();
   for (const auto& [bound, index] : order_) {
+    if (query_.is_stopped()) break;
     if (is_full() && bound > best_.back().estimate.step_seconds) break;
     if (bound <= limit_of(layouts_[index])) try_stages(layouts_[index], bound);
   }
@@ -115,6 +116,7 @@ PlanReport search_plans(const PlanQuery& query) {
   const PlanQuery whole = planner::completed(query);
   planner::PlanSearch search(whole);
   search.run();
+  if (whole.is_stopped()) return {};
   PlanReport report = search.report();
   if (report.candidates == 0) {
     throw InputError(fmt::format("no layout deals {} heads, {} layers and {} rows to {} devices; change --gpus or --global-batch",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -22,6 +23,8 @@ struct PlanQuery {
   /// Largest degree of data, tensor, pipeline, context, expert, where there is one: what the software does not have is 1.
   std::map<std::string, int> most = {};
   int top = 5;
+  const std::atomic<bool>* stop = nullptr;  ///< ends the search; what it returns then means nothing
+  [[nodiscard]] bool is_stopped() const noexcept { return stop != nullptr && *stop; }
 };
 
 /// Rows of a step of published runs, by the size of the model: 1/2, 1, 2, 3 or 6 Mi tokens up to 1, 5, 50, 300 billion parameters
@@ -30,6 +33,9 @@ struct PlanQuery {
 
 /// bf16 where the device states a peak for it, otherwise fp16, otherwise fp32.
 [[nodiscard]] std::string usual_precision(const ClusterSpec& cluster);
+
+/// "tensor 8 x pipeline 16 x data 8"
+[[nodiscard]] std::string degrees_text(const ParallelDegrees& degrees);
 
 struct PlanCandidate {
   Workload workload;

@@ -225,7 +225,7 @@ std::vector<PlannedLayout> all_layouts(const PlanQuery& query) {
       for (const int context : divisors_of(query.devices / tensor / pipeline)) {
         PlannedLayout degrees{.tensor = tensor, .pipeline = pipeline, .context = context};
         degrees.data = query.devices / tensor / pipeline / context;
-        if (!degrees_fit(query, degrees)) continue;
+        if (query.is_stopped() || !degrees_fit(query, degrees)) continue;
         for (const int expert : expert_degrees(query, degrees.data)) {
           degrees.expert = expert;
           if (is_within_limits(query, degrees)) add_variants(query, degrees, found);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <tuple>
@@ -257,6 +258,23 @@ TEST(Planner, RefusesWhatIsNotPossibleInWords) {
   query.sequence = 7;
   EXPECT_NE(refusal(query).find("no layout deals 5 heads, 1 layers and 7 rows to 8 devices"), std::string::npos)
       << refusal(query);
+}
+
+TEST(Planner, EndsWhenItIsTold) {
+  const std::atomic<bool> stop = true;
+  PlanQuery query = dense_query();
+  query.stop = &stop;
+  EXPECT_TRUE(search_plans(query).best.empty());
+  query.stop = nullptr;
+  EXPECT_FALSE(search_plans(query).best.empty());
+}
+
+TEST(Planner, RowsAreNoLongerThanTheTableOfPositions) {
+  PlanQuery query = dense_query();
+  query.sequence = 2 * query.model.sequence;
+  EXPECT_THROW(static_cast<void>(search_plans(query)), InputError);
+  query.model.learned_positions = false;
+  EXPECT_FALSE(search_plans(query).best.empty());
 }
 
 TEST(Planner, RulesOfThumbAreStepsInTheirOrderAndNoBetterThanTheBest) {

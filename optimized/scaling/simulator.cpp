@@ -2,7 +2,6 @@
 #include "optimized/scaling/simulator.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "optimized/scaling/goodput.h"
@@ -11,18 +10,11 @@
 namespace tandem {
 namespace {
 
-std::string bottleneck_of(const StepParts& parts) {
-  const std::array<std::pair<const char*, double>, 10> all = {{{"compute", parts.compute + parts.recompute},
-                                                               {"tensor-parallel communication", parts.tensor},
-                                                               {"context-parallel communication", parts.context},
-                                                               {"expert-parallel communication", parts.expert},
-                                                               {"pipeline messages", parts.pipeline},
-                                                               {"data-parallel communication", parts.data},
-                                                               {"pipeline bubble", parts.bubble},
-                                                               {"optimizer", parts.optimizer},
-                                                               {"training data", parts.input},
-                                                               {"checkpoints", parts.checkpoint}}};
-  return std::max_element(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.second < b.second; })->first;
+std::string bottleneck_of(StepParts parts) {
+  parts.compute += std::exchange(parts.recompute, 0);
+  return std::max_element(kStepParts.begin(), kStepParts.end(),
+                          [&](const StepPart& a, const StepPart& b) { return parts.*a.seconds < parts.*b.seconds; })
+      ->name;
 }
 
 void add_rates(const Workload& workload, const CostModel& costs, const SimulateOptions& options, StepEstimate& estimate) {
@@ -49,15 +41,10 @@ StepEstimate simulate(const Workload& workload, const ClusterSpec& cluster, cons
   require_possible(workload);
   StepEstimate estimate = play_step(workload, cluster, options);
   const int devices = workload.plan.parallel.world_size();
-  if (options.checkpoint_every_steps > 0) {
-    const GoodputEstimate goodput = estimate_goodput(workload, cluster, devices, estimate.step_seconds, options.checkpoint_async);
-    estimate.parts.checkpoint = goodput.costs.save_seconds / static_cast<double>(options.checkpoint_every_steps);
-    estimate.step_seconds = estimate.parts.sum();
-  }
   estimate.bottleneck = bottleneck_of(estimate.parts);
   add_rates(workload, CostModel(cluster), options, estimate);
   estimate.memory = estimate_memory(workload, cluster, options.pitfalls);
-  estimate.goodput = estimate_goodput(workload, cluster, devices, estimate.step_seconds, options.checkpoint_async).useful_share;
+  estimate.goodput = estimate_goodput(workload, cluster, devices, estimate.step_seconds).useful_share;
   return estimate;
 }
 

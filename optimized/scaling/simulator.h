@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-#include <functional>
+#include <array>
 #include <string>
 #include <vector>
 
@@ -18,15 +17,29 @@ struct StepParts {
   double compute = 0;                                                  ///< products, attention, elementwise: forward and backward
   double recompute = 0;                                                ///< forward once more
   double tensor = 0, context = 0, expert = 0, pipeline = 0, data = 0;  ///< communication of these axes that nothing hides
-  double bubble = 0;      ///< waiting for the pipeline's neighbours with nothing under way
-  double optimizer = 0;   ///< norm and update
-  double input = 0;       ///< waiting for training data
-  double checkpoint = 0;  ///< a checkpoint's standstill, spread over the steps between two
+  double bubble = 0;     ///< waiting for the pipeline's neighbours with nothing under way
+  double optimizer = 0;  ///< norm and update
+  double input = 0;      ///< waiting for training data
   [[nodiscard]] double communication() const noexcept { return tensor + context + expert + pipeline + data; }
-  [[nodiscard]] double sum() const noexcept {
-    return compute + recompute + communication() + bubble + optimizer + input + checkpoint;
-  }
+  [[nodiscard]] double sum() const noexcept { return compute + recompute + communication() + bubble + optimizer + input; }
 };
+
+/// The parts by name, in the order of sum().
+struct StepPart {
+  const char* key;   ///< in files
+  const char* name;  ///< in texts
+  double StepParts::*seconds;
+};
+inline constexpr std::array<StepPart, 10> kStepParts = {{{"compute", "compute", &StepParts::compute},
+                                                         {"recompute", "recomputation", &StepParts::recompute},
+                                                         {"tensor", "tensor communication", &StepParts::tensor},
+                                                         {"context", "context communication", &StepParts::context},
+                                                         {"expert", "expert communication", &StepParts::expert},
+                                                         {"pipeline", "pipeline communication", &StepParts::pipeline},
+                                                         {"data", "data communication", &StepParts::data},
+                                                         {"bubble", "bubble", &StepParts::bubble},
+                                                         {"optimizer", "optimizer", &StepParts::optimizer},
+                                                         {"input", "training data", &StepParts::input}}};
 
 struct StepEstimate {
   double step_seconds = 0;
@@ -37,13 +50,11 @@ struct StepEstimate {
   double model_flops_utilization = 0;       ///< model_flops / (step_seconds x devices x peak of the plan's precision)
   double hardware_flops_utilization = 0;    ///< what full recomputation does again counted too
   MemoryEstimate memory;
-  double goodput = 1;  ///< useful share of the wall time with the cluster's failures and the best checkpoint interval
-  std::string bottleneck;
+  double goodput = 1;      ///< useful share of the wall time, with the cluster's failures and checkpoints at the best interval
+  std::string bottleneck;  ///< the largest part; recomputation counts as compute
 };
 
 struct SimulateOptions {
-  std::int64_t checkpoint_every_steps = 0;  ///< 0: none
-  bool checkpoint_async = true;
   /// Fault points: communication_counted_twice, recompute_counted_in_mfu, bubble_not_scaled_by_chunks,
   /// memory_of_last_stage_for_all (handed to estimate_memory), contention_ignored.
   PitfallSet pitfalls = {};

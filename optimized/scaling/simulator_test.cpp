@@ -222,7 +222,7 @@ TEST(Simulator, FaultsAreSeen) {
   workload.plan.recompute.mode = "full";
   workload.software.overlap_gradients = false;
   const StepEstimate right = simulate(workload, cluster);
-  const auto with = [&](Pitfall pitfall) { return simulate(workload, cluster, {0, true, PitfallSet(std::array{pitfall})}); };
+  const auto with = [&](Pitfall pitfall) { return simulate(workload, cluster, {PitfallSet(std::array{pitfall})}); };
 
   EXPECT_NEAR(with(Pitfall::communication_counted_twice).hidden_communication_seconds,
               right.hidden_communication_seconds + right.parts.communication(), 1e-12);
@@ -251,19 +251,6 @@ TEST(Simulator, SixteenThousandDevicesAreAsManyProgramsAsStages) {
   EXPECT_LT(estimate.goodput, 1);
   workload.plan.parallel.tensor = 7;
   EXPECT_THROW(static_cast<void>(simulate(workload, cluster)), InputError);
-}
-
-TEST(Simulator, CheckpointsStandStillForAShareOfEachStep) {
-  const ClusterSpec cluster = read_cluster("dgx-a100");
-  const Workload workload = small_workload(8, 1, 1, 1);
-
-  const StepEstimate none = simulate(workload, cluster);
-  const StepEstimate often = simulate(workload, cluster, {10, true, {}});
-  const StepEstimate rarely = simulate(workload, cluster, {100, true, {}});
-
-  EXPECT_GT(often.parts.checkpoint, 0);
-  EXPECT_NEAR(often.parts.checkpoint, 10 * rarely.parts.checkpoint, 1e-12);
-  EXPECT_NEAR(often.step_seconds, none.step_seconds + often.parts.checkpoint, 1e-12);
 }
 
 }  // namespace

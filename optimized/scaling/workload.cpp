@@ -92,6 +92,11 @@ class Judge {
   }
 
   void batch() {
+    const std::int64_t tokens = workload_.tokens_per_row();
+    if (model_.learned_positions && tokens > model_.sequence) {
+      demand(false, "sequence",
+             fmt::format("rows of {} tokens are longer than the model's table of {} positions", tokens, model_.sequence));
+    }
     const std::int64_t least = static_cast<std::int64_t>(plan_.parallel.data) * plan_.batch.micro_batches;
     if (plan_.batch.rows < least) {
       demand(false, "rows",
@@ -204,10 +209,9 @@ PipelineLayout pipeline_layout(const Workload& workload) {
   return pipeline_layout(workload.plan, layers);
 }
 
-std::int64_t micro_batch_rows(const Workload& workload) {
-  const GlobalBatch& batch = workload.plan.batch;
-  const std::int64_t parts = static_cast<std::int64_t>(workload.plan.parallel.data) * batch.micro_batches;
-  return (batch.rows + parts - 1) / parts;
+std::int64_t micro_batch_rows(const TrainingPlan& plan) {
+  const std::int64_t parts = static_cast<std::int64_t>(plan.parallel.data) * plan.batch.micro_batches;
+  return (plan.batch.rows + parts - 1) / parts;
 }
 
 }  // namespace tandem

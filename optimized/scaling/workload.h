@@ -63,6 +63,6 @@ void require_possible(const Workload& workload);
 /// one.
 [[nodiscard]] PipelineLayout pipeline_layout(const Workload& workload);
 /// Rows of a data rank's largest micro-batch.
-[[nodiscard]] std::int64_t micro_batch_rows(const Workload& workload);
+[[nodiscard]] std::int64_t micro_batch_rows(const TrainingPlan& plan);
 
 }  // namespace tandem
