@@ -5,6 +5,9 @@
     count_tests.py [--checks checks.tsv] report.xml...
     count_tests.py --self-test
 
+An entry of CTest that runs many tests of a program, NAME_3_of_8, is counted by the program's own report, gtest/NAME_3_of_8.xml beside
+CTest's; where that is missing, or does not say why the entry failed, the entry itself has failed.
+
 Lists failed tests, then skipped ones by reason. The last line is "N passed, N failed, N skipped". Exit status 1 when something
 failed, when a report is missing or empty (zero tests run is an error), else 0.
 """
@@ -39,6 +42,30 @@ def outcome_of_case(case):
     return "failed", text
 
 
+SHARD = re.compile(r"_\d+_of_\d+$")
+
+
+def outcomes_of_shard(path, outcome, reason):
+    """(name, outcome, reason) of each test that a shard ran, by GoogleTest's own report."""
+    try:
+        cases = [case for case in ElementTree.parse(path).getroot().iter("testcase") if case.get("status") == "run"]
+    except (OSError, ElementTree.ParseError) as error:
+        return [("", "failed", f"{reason} no report of its tests: {error}".strip())]
+    found = []
+    for case in cases:
+        name = f"{case.get('classname')}.{case.get('name')}"
+        skipped = case.find("skipped")
+        if case.find("failure") is not None:
+            found.append((name, "failed", ""))
+        elif skipped is not None:
+            found.append((name, "skipped", (skipped.get("message") or "").strip().split("\n")[-1] or "no reason given"))
+        else:
+            found.append((name, "passed", ""))
+    if outcome == "failed" and not any(result == "failed" for _, result, _ in found):
+        found.append(("", "failed", reason or "the program failed, none of its tests did"))
+    return found
+
+
 def outcomes_of_report(path):
     """(name, outcome, reason) of each test of a JUnit file."""
     folder = os.path.basename(os.path.dirname(path))
@@ -48,13 +75,49 @@ def outcomes_of_report(path):
         return [(f"{folder}: report", "failed", f"{path} cannot be read: {error}")]
     if not cases:
         return [(f"{folder}: report", "failed", f"{path} has no tests")]
-    # GoogleTest's parameter comment may hold addresses: not part of the name.
-    return [(f"{folder}: {case.get('name').split('  # GetParam')[0]}", *outcome_of_case(case)) for case in cases]
+    outcomes = []
+    for case in cases:
+        # GoogleTest's parameter comment may hold addresses: not part of the name.
+        name = case.get("name").split("  # GetParam")[0]
+        outcome, reason = outcome_of_case(case)
+        if SHARD.search(name):
+            shard = os.path.join(os.path.dirname(path), "gtest", f"{name}.xml")
+            outcomes += [(f"{folder}: {test or name}", *rest) for test, *rest in outcomes_of_shard(shard, outcome, reason)]
+        else:
+            outcomes.append((f"{folder}: {name}", outcome, reason))
+    return outcomes
 
 
 def outcomes_of_checks(path):
     with open(path, encoding="utf-8", errors="replace") as lines:
         return [tuple(line.rstrip("\n").split("\t")) for line in lines]
+
+
+def self_test_of_shards():
+    """Three entries with two, one and no test in their reports; the second crashed after its test, the third wrote none."""
+    entries = "".join(f'<testcase name="x_{i}_of_3" status="{status}"/>' for i, status in ((1, "run"), (2, "fail"), (3, "run")))
+    run = '<testcase name="{}" classname="T" status="run">{}</testcase>'
+    shards = {
+        "x_1_of_3": run.format("a", "") + run.format("b", '<skipped message="t.cpp:3&#x0A;needs 2 GPUs, found 0"/>'),
+        "x_2_of_3": run.format("c", "") + '<testcase name="d" classname="T" status="notrun"/>',
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkdir(os.path.join(folder, "gtest"))
+        for name, text in {os.path.join("gtest", key): value for key, value in shards.items()}.items():
+            with open(os.path.join(folder, name + ".xml"), "w", encoding="utf-8") as file:
+                file.write(f"<testsuites><testsuite>{text}</testsuite></testsuites>")
+        with open(os.path.join(folder, "junit.xml"), "w", encoding="utf-8") as file:
+            file.write(f"<testsuite>{entries}</testsuite>")
+        found = [(name.split(": ")[1], outcome) for name, outcome, _ in outcomes_of_report(os.path.join(folder, "junit.xml"))]
+    expected = [
+        [("T.a", "passed"), ("T.b", "skipped")],
+        [("T.c", "passed"), ("x_2_of_3", "failed")],
+        [("x_3_of_3", "failed")],
+    ]
+    wrong = sum(any(item not in found for item in part) for part in expected)
+    if wrong or len(found) != 5:
+        print(f"self-test: shards gave {found}")
+    return wrong
 
 
 def self_test():
@@ -78,7 +141,8 @@ def self_test():
             report.write(empty)
             report.flush()
             wrong += 0 if outcomes_of_report(report.name)[0][1] == "failed" else 1
-    print(f"self-test: {len(cases) + 2 - wrong} of {len(cases) + 2} right")
+    wrong += self_test_of_shards()
+    print(f"self-test: {len(cases) + 5 - wrong} of {len(cases) + 5} right")
     return 1 if wrong else 0
 
 

@@ -32,7 +32,7 @@ reports=()
 for preset in cpu asan tsan; do
   say "All tests, preset $preset"
   report=$repository/build/$preset/junit.xml
-  rm -f "$report"
+  rm -rf "$report" "build/$preset/gtest"
   reports+=("$report")
   extra=()
   if [[ $preset == cpu ]]; then extra=(-DTANDEM_BENCHMARKS=ON); else extra=(-DTANDEM_ALL_TESTS=ON); fi

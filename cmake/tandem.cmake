@@ -73,7 +73,7 @@ endif()
 if(TANDEM_SANITIZE STREQUAL "thread")
   set(TANDEM_LEFT_OUT /optimized/compression/ "/data_pipeline/(epoch_order|prepare|text_source|token_part)_test" /optimized/tensor_parallel/ /optimized/memory/
                       /optimized/loss_scaling/ /optimized/expert_parallel/ /optimized/context_parallel/
-                      /optimized/collectives/ /optimized/pipeline_parallel/ /engine/lower_test /comm/sum_test /engine/insert_behind
+                      /optimized/collectives/ /optimized/pipeline_parallel/ /engine/lower_test /cpu/sum_in_order_test /engine/insert_behind
                       /engine/composition_test /engine/random_plans_test)
 else()
   set(TANDEM_LEFT_OUT /engine/composition_test /engine/random_plans_test /engine/overlap_faults_test /engine/tensor_chunks_test
@@ -167,8 +167,10 @@ function(tandem_folder name)
   endif()
 endfunction()
 
-# tandem_test(NAME LABEL label SOURCES file... LINKS target...): one test program, its tests discovered when CTest runs;
-# with a sanitizer in a few parts.
+# tandem_test(NAME LABEL label SOURCES file... LINKS target...): one test program. Each of its tests is a CTest entry, found when
+# CTest runs; with TANDEM_TEST_SHARDS it is that many entries with many tests each, whose own reports ci/count_tests.py reads: starting
+# a process takes longer than most tests, and far longer with a sanitizer.
+set(TANDEM_TEST_SHARDS "" CACHE STRING "CTest entries of a test program; empty: one for each test, with a sanitizer 8")
 function(tandem_test name)
   cmake_parse_arguments(arg "" "LABEL" "SOURCES;LINKS" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
@@ -176,16 +178,19 @@ function(tandem_test name)
   target_compile_definitions(${name} PRIVATE TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_compile_options(${name} PRIVATE ${TANDEM_COLD})
   tandem_unity(${name} ${arg_SOURCES})
-  if(NOT TANDEM_SANITIZE)
+  set(shards ${TANDEM_TEST_SHARDS})
+  if(NOT shards AND TANDEM_SANITIZE)
+    set(shards 8)
+  endif()
+  if(NOT shards)
     gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST PROPERTIES LABELS ${arg_LABEL} TIMEOUT 300)
     return()
   endif()
-  # A process with a sanitizer takes longer to start than most tests take: a few entries with many tests each.
-  set(shards 8)
   foreach(shard RANGE 1 ${shards})
     math(EXPR index "${shard} - 1")
-    add_test(NAME ${name}_${shard}_of_${shards} COMMAND ${name} --gtest_brief=1)
-    set_tests_properties(${name}_${shard}_of_${shards} PROPERTIES LABELS ${arg_LABEL} TIMEOUT 600
+    set(entry ${name}_${shard}_of_${shards})
+    add_test(NAME ${entry} COMMAND ${name} --gtest_brief=1 --gtest_output=xml:${PROJECT_BINARY_DIR}/gtest/${entry}.xml)
+    set_tests_properties(${entry} PROPERTIES LABELS ${arg_LABEL} TIMEOUT 600
                          ENVIRONMENT "GTEST_TOTAL_SHARDS=${shards};GTEST_SHARD_INDEX=${index}")
   endforeach()
 endfunction()
