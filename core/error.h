@@ -27,6 +27,11 @@ class IoError : public Error {
   using Error::Error;
 };
 
+/// A GPU or its runtime refused or failed: the device's state is lost with the process. Exit status 4.
+class GpuError : public Error {
+  using Error::Error;
+};
+
 /// A deadline passed.
 class TimeoutError : public Error {
   using Error::Error;

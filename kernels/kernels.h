@@ -11,6 +11,7 @@
 #include "core/pitfall.h"
 #include "core/rng.h"
 #include "core/tensor.h"
+#include "kernels/memory.h"
 
 namespace tandem {
 
@@ -78,11 +79,17 @@ struct AdamWStep {
   double gradient_scale = 1;    ///< the clip coefficient, applied on the fly
 };
 
+/// One tensor of adamw_all(): the arguments of adamw().
+struct AdamWTensors {
+  AdamWStep step;
+  TensorView gradient, parameter, m, v, stored;
+};
+
 /// Peaks that this machine's kernels can be measured against, and what they run on.
 struct KernelsInfo {
-  std::string backend;          ///< "cpu"
-  std::string instruction_set;  ///< "avx512", "avx2", "baseline"
-  std::string matrix_library;   ///< "oneDNN 2.6.3", "OpenBLAS 0.3.21", "own loops"
+  std::string backend;          ///< "cpu", "cuda", "simt" (the CUDA kernels on an emulated GPU)
+  std::string instruction_set;  ///< "avx512", "avx2", "baseline"; "sm_90"; "emulated"
+  std::string matrix_library;   ///< "oneDNN 2.6.3", "OpenBLAS 0.3.21", "own loops"; "cuBLASLt 13.1.0"
   std::string bf16_products;  ///< "oneDNN 2.6.3, bf16 instructions", or "converted to fp32" where that is faster or all there is
   std::vector<std::string> notes;  ///< one line per fallback taken ("no AVX-512: ...")
 };
@@ -102,12 +109,26 @@ struct KernelsInfo {
 /// deterministic: the same inputs give the same bits, for any number of threads. Shapes are checked (ContractError). Zero rows
 /// are legal everywhere and do nothing (accumulating outputs stay as they are).
 ///
+/// Tensors lie in memory(); spans, and what a call returns or adds to, in the host's. On a GPU a call issues work in the order of
+/// its lane and returns; spans may change as soon as it has. A call that returns a number blocks until it is there: in a training
+/// step the norm of the gradients, and nothing else.
+///
 /// [tokens, ...] is [rows * sequence, ...].
 class Kernels {
  public:
   virtual ~Kernels() = default;
 
   [[nodiscard]] virtual KernelsInfo info() const = 0;
+  /// Where the tensors of calls lie; owned by this.
+  [[nodiscard]] virtual Memory& memory() noexcept { return host_memory(); }
+  /// Blocks until everything issued so far is done, and sums that were put off are added.
+  virtual void synchronize() { memory().synchronize(); }
+
+  /// Calls between the two may be recorded as one graph and issued by end_graph() together, which spares a GPU the gaps between small
+  /// kernels. No call in between may return a number, read memory or synchronize. `key` tells sequences of calls of the same shapes
+  /// from others: the next one of a key updates its graph instead of making one. Both do nothing where there are no graphs.
+  virtual void begin_graph(std::uint64_t key) { static_cast<void>(key); }
+  virtual void end_graph() {}
 
   /// out[t] = wte[ids[t]] + wpe[positions[t]]. out [tokens, hidden]; wte [vocabulary, hidden]; wpe [sequence, hidden].
   virtual void embedding_forward(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions, TensorView wte,
@@ -127,6 +148,14 @@ class Kernels {
   /// Accumulates: dweight += sum over tokens of dy * xhat, dbias += sum of dy.
   virtual void layer_norm_backward_weight(TensorView dy, TensorView x, TensorView mean, TensorView rstd, TensorView dweight,
                                           TensorView dbias) = 0;
+
+  /// out = residual + dropout(x), then y = layer norm of out, as the two calls one after the other; on a GPU in one pass over memory.
+  virtual void dropout_residual_norm_forward(const DropoutSpec& dropout, TensorView x, TensorView residual, TensorView out,
+                                             TensorView weight, TensorView bias, double epsilon, TensorView y, TensorView mean,
+                                             TensorView rstd) {
+    dropout_residual_forward(dropout, x, residual, out);
+    layer_norm_forward(out, weight, bias, epsilon, y, mean, rstd);
+  }
 
   /// y = x W + b. x [tokens, in]; weight [in, out]; bias [out] or empty; y [tokens, out].
   virtual void linear_forward(TensorView x, TensorView weight, TensorView bias, TensorView y) = 0;
@@ -187,6 +216,10 @@ class Kernels {
   /// zero. logits [tokens, vocabulary]; returns the *sum* of the losses. `scale` is 1 / (valid tokens of the whole global batch).
   [[nodiscard]] virtual double cross_entropy_forward_backward(TensorView logits, std::span<const std::int32_t> targets,
                                                               double scale) = 0;
+  /// The same without waiting: the loss sum is added to `sum` by the next synchronize() at the latest.
+  virtual void cross_entropy_deferred(TensorView logits, std::span<const std::int32_t> targets, double scale, double& sum) {
+    sum += cross_entropy_forward_backward(logits, targets, scale);
+  }
   /// The loss sum alone; logits stay as they are.
   [[nodiscard]] virtual double cross_entropy_forward(TensorView logits, std::span<const std::int32_t> targets) = 0;
 
@@ -232,6 +265,10 @@ class Kernels {
   /// (fp32 only).
   virtual void adamw(const AdamWStep& step, TensorView gradient, TensorView parameter, TensorView m, TensorView v,
                      TensorView stored) = 0;
+  /// adamw() of each; on a GPU a few launches for all.
+  virtual void adamw_all(std::span<const AdamWTensors> tensors) {
+    for (const AdamWTensors& t : tensors) adamw(t.step, t.gradient, t.parameter, t.m, t.v, t.stored);
+  }
   /// p <- p (1 - lr wd) - lr * gradient_scale * g; dtypes as of adamw. A 16-bit `parameter` is updated in fp32 and rounded (only
   /// SGD; small updates are lost, which is why master copies exist).
   virtual void sgd(double learning_rate, double weight_decay, double gradient_scale, TensorView gradient, TensorView parameter,
@@ -245,6 +282,11 @@ class Kernels {
   /// Sum of squares in double, in blocks of a fixed size: the same bits for any number of threads. Not finite if and only if an
   /// element is not (squares of fp32 and 16-bit numbers do not overflow): the norm, and the check of a scaled loss, in one pass.
   [[nodiscard]] virtual double squared_norm(TensorView x) = 0;
+
+  /// squared_norm() of each; waits once.
+  virtual void squared_norms(std::span<const TensorView> tensors, std::span<double> norms) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) norms[i] = squared_norm(tensors[i]);
+  }
 
   virtual void fill(TensorView x, double value) = 0;
   /// x *= factor.
@@ -267,6 +309,22 @@ struct CpuKernelsOptions {
 /// Picks the best instruction set and matrix library that this machine has; info() says which, and what was missing.
 /// Throws InputError where an explicitly named one is not available.
 [[nodiscard]] std::unique_ptr<Kernels> make_cpu_kernels(const CpuKernelsOptions& options);
+
+struct CudaKernelsOptions {
+  int device = 0;  ///< of those that CUDA_VISIBLE_DEVICES leaves
+  PitfallSet pitfalls = {};
+  DType products = DType::f32;  ///< as of CpuKernelsOptions
+  bool graphs = true;           ///< begin_graph() records
+  /// Only with `simt`: the order in which the threads of a block take turns. 0: ascending.
+  std::uint64_t thread_order_seed = 1;
+};
+
+/// The CUDA kernels: "cuda" on a GPU, "simt" the same kernels on an emulated one, thread by thread on the CPU, to check what they
+/// compute and how host code treats its memory (docs/cuda.md). Throws InputError where this build or machine lacks it, saying why.
+[[nodiscard]] std::unique_ptr<Kernels> make_cuda_kernels(const std::string& backend, const CudaKernelsOptions& options);
+
+/// Why make_cuda_kernels(backend) would throw here; empty where it would not.
+[[nodiscard]] std::string why_no_gpu(const std::string& backend);
 
 /// Measured peaks of this machine with `threads` threads: the denominators of "share of peak". Takes about a second.
 struct MeasuredPeaks {

@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "optimized/collectives/collectives_test_support.h"
-#include "optimized/comm/sum.h"
+#include "kernels/cpu/sum_in_order.h"
 
 namespace tandem::collectives_test {
 namespace {

@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "optimized/collectives/families.h"
-#include "optimized/comm/sum.h"
+#include "kernels/cpu/sum_in_order.h"
 
 namespace tandem::collectives {
 namespace {

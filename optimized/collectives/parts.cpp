@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "core/batch.h"
-#include "optimized/comm/sum.h"
+#include "kernels/cpu/sum_in_order.h"
 
 namespace tandem::collectives {
 

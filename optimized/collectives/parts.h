@@ -52,7 +52,7 @@ class Parts {
 /// to <- from where they are different places; sizes are equal, the two do not overlap otherwise.
 void copy_bytes(std::span<const std::byte> from, std::span<std::byte> to) noexcept;
 
-/// output <- first + second, in that order (optimized/comm/sum.h); output may be either.
+/// output <- first + second, in that order (kernels/cpu/sum_in_order.h); output may be either.
 void add(DType dtype, std::span<const std::byte> first, std::span<const std::byte> second, std::span<std::byte> output) noexcept;
 
 }  // namespace tandem::collectives

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optimized/comm/sum.h"
+#include "kernels/cpu/sum_in_order.h"
 
 #include <array>
 #include <cmath>
