@@ -68,6 +68,10 @@ TEST(Cluster, RefusesWhatIsUnknownAndNamesTheNearest) {
   }
 }
 
+TEST(Cluster, RefusesANumberThatNoDoubleHolds) {
+  EXPECT_THROW((void)cluster_from_json(R"({"name": 1e999999})", "huge.json"), InputError);
+}
+
 TEST(Cluster, RefusesFiguresThatCannotBe) {
   EXPECT_NE(refusal("\"efficiency\": 0.8", "\"efficiency\": 1.2").find("levels[0].efficiency"), std::string::npos);
   EXPECT_NE(refusal("\"memory_efficiency\": 0.8", "\"memory_efficiency\": 0").find("is 0"), std::string::npos);

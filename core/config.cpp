@@ -191,7 +191,7 @@ std::vector<Entry> entries_of(const Json& document, std::string_view source) {
       entries.push_back({field, value});
     }
   }
-  std::ranges::stable_partition(entries, [](const Entry& entry) { return entry.field->shorthand; });
+  std::stable_partition(entries.begin(), entries.end(), [](const Entry& entry) { return entry.field->shorthand; });
   return entries;
 }
 

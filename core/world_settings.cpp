@@ -4,7 +4,6 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <utility>
 
@@ -13,8 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "core/io/atomic_file.h"
-#include "core/nearest_name.h"
 #include "core/shipped_files.h"
 
 namespace tandem {
@@ -175,16 +172,8 @@ bool LinkProfile::is_shaped() const noexcept {
 std::vector<std::string> shipped_link_profiles() { return shipped_names("links"); }
 
 LinkProfile read_link_profile(const std::string& path_or_name) {
-  if (const auto shipped = shipped_file("links", path_or_name)) {
-    return profile_from(std::string(*shipped), fmt::format("results/links/{}.json", path_or_name));
-  }
-  if (!std::filesystem::exists(path_or_name)) {
-    const std::vector<std::string> names = shipped_link_profiles();
-    const auto nearest = nearest_name(path_or_name, names);
-    throw InputError(fmt::format("link {}: no such file, and no profile of this name{}; there are {}", path_or_name,
-                                 nearest ? fmt::format(" (did you mean {}?)", *nearest) : "", fmt::join(names, ", ")));
-  }
-  return profile_from(read_text_file(path_or_name), path_or_name);
+  const NamedText text = read_file_or_shipped("link", "links", path_or_name);
+  return profile_from(text.text, text.source_name);
 }
 
 std::optional<LinkProfile> parse_link(const std::string& text) {

@@ -156,7 +156,7 @@ class Witnesses {
 class Search {
  public:
   Search(const CoveringProblem& problem, const Tuples& tuples, const Witnesses& witnesses, std::uint64_t attempt)
-      : problem_(problem), tuples_(tuples), witnesses_(witnesses), random_(problem.seed + attempt, "covering array search") {
+      : tuples_(tuples), witnesses_(witnesses), random_(problem.seed + attempt, "covering array search") {
     open_.resize(tuples.size());
     for (std::size_t tuple = 0; tuple < tuples.size(); ++tuple) open_[tuple] = witnesses.possible(tuple) ? 1 : 0;
   }
@@ -241,7 +241,6 @@ class Search {
     return better;
   }
 
-  const CoveringProblem& problem_;
   const Tuples& tuples_;
   const Witnesses& witnesses_;
   CounterRng random_;

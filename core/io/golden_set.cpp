@@ -78,7 +78,7 @@ json parse_config(const std::filesystem::path& file) {
   if (!stream) throw InputError(fmt::format("{}: cannot be opened; is this the folder of a golden set?", file.string()));
   try {
     return json::parse(stream);
-  } catch (const json::parse_error& error) {
+  } catch (const json::exception& error) {  // a number too large for a double is not an error of parsing to it
     throw InputError(fmt::format("{}: not valid JSON: {}", file.string(), error.what()));
   }
 }

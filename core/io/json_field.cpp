@@ -85,6 +85,8 @@ nlohmann::json parse_json_object(const std::string& text, const std::string& fil
     if (parsed.is_object()) return parsed;
   } catch (const nlohmann::json::parse_error& error) {
     throw InputError(fmt::format("{}: not JSON at byte {} of {}: truncated or damaged", file, error.byte, text.size()));
+  } catch (const nlohmann::json::exception& error) {  // a number too large for a double
+    throw InputError(fmt::format("{}: {}", file, error.what()));
   }
   throw InputError(fmt::format("{}: not a JSON object", file));
 }
