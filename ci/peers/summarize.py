@@ -35,7 +35,8 @@ def best_variant(measured):
 
 def print_table(ours, peer, variants):
     first = peer[0]
-    shape = f"batch {first['batch']}, sequence {first['sequence']}, {first['threads']} threads, {first['precision']}"
+    where = first.get("device") or f"{first['threads']} threads"
+    shape = f"batch {first['batch']}, sequence {first['sequence']}, {where}, {first['precision']}"
     print(f"| training step of {first['parameters'] / 1e6:.0f}M parameters, {shape} | tokens/s, median | range | rounds |")
     print("| --- | --- | --- | --- |")
     print(median_row("tandem", ours))
@@ -44,7 +45,8 @@ def print_table(ours, peer, variants):
         if "error" in entry:
             print(f"| PyTorch, {entry['variant']} | {entry['error'].replace('|', '/')} | | |")
         else:
-            print(median_row(f"PyTorch {entry['version']}, {entry['variant']}, {entry['malloc']} malloc", [entry]))
+            malloc = f", {entry['malloc']} malloc" if "malloc" in entry else ""
+            print(median_row(f"PyTorch {entry['version']}, {entry['variant']}{malloc}", [entry]))
     by_round = [a / b for a, b in zip(rates(ours), rates(peer))]
     print(f"\nratio ours / PyTorch: {statistics.median(by_round):.2f} (by round: {', '.join(f'{r:.2f}' for r in by_round)})")
 

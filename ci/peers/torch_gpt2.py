@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a whole training step of a GPT-2 in PyTorch on the CPU: forward, backward, AdamW, in fp32 or
-under bf16 autocast.
+"""Measures a whole training step of a GPT-2 in PyTorch, on the CPU or a GPU: forward, backward, AdamW, in fp32 or under bf16 autocast.
 
 Prints one JSON line for each variant. A variant is eager or compile, with an AdamW implementation: eager/fused, eager/foreach,
 eager/loop, compile/fused, ... The allocator is tuned as PyTorch needs it where first touches are slow (freed blocks are kept, huge
@@ -9,8 +8,9 @@ pages), by starting itself again with the environment set; --malloc default leav
 
     torch_gpt2.py --batch 4 --sequence 256 --threads 2 --steps 5
     torch_gpt2.py --variants eager/fused,compile/fused
+    torch_gpt2.py --device cuda --precision bf16 --batch 64 --sequence 1024 --vocabulary 50304 --variants compile/fused
 
-Exit status: 0 measured, 77 PyTorch cannot be imported (the reason is printed).
+Exit status: 0 measured, 77 PyTorch cannot be imported or sees no GPU (the reason is printed).
 """
 
 import argparse
@@ -38,6 +38,7 @@ def parse_arguments():
     parser.add_argument("--warm-up", type=int, default=2, help="steps before them")
     parser.add_argument("--variants", default="", help="comma-separated; default: all that this PyTorch has")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="bf16: autocast, parameters stay fp32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--malloc", choices=["tuned", "default"], default="tuned")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--hidden", type=int, default=768)
@@ -123,22 +124,29 @@ def default_variants(torch):
 
 def measure(torch, variant, config):
     mode, implementation = variant.split("/")
+    on_gpu = config.device == "cuda"
     torch.manual_seed(1)
-    model = make_model(torch, config)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    model = make_model(torch, config).to(config.device)
     optimizer = make_optimizer(torch, list(model.parameters()), implementation)
     compute_loss = torch.compile(model) if mode == "compile" else model
     step_seconds, part_seconds, losses = [], [], []
     for step in range(config.warm_up + config.steps):
-        block = torch.randint(config.vocabulary, (config.batch, config.sequence + 1))
+        block = torch.randint(config.vocabulary, (config.batch, config.sequence + 1), device=config.device)
         inputs, targets = block[:, :-1].contiguous(), block[:, 1:].contiguous()
+        if on_gpu:
+            torch.cuda.synchronize()
         begin = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
+        with torch.autocast(config.device, torch.bfloat16, enabled=config.precision == "bf16"):
             loss = compute_loss(inputs, targets)
         forward_end = time.perf_counter()
         loss.backward()
         backward_end = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if on_gpu:
+            torch.cuda.synchronize()  # the parts before are issued, not done: of a GPU only the whole step has a time
         end = time.perf_counter()
         losses.append(loss.item())
         if step >= config.warm_up:
@@ -147,11 +155,14 @@ def measure(torch, variant, config):
     median = statistics.median(step_seconds)
     if not all(math.isfinite(loss) for loss in losses):
         raise RuntimeError(f"{variant}: the loss is not finite: {losses}")
+    of_device = {"malloc": config.malloc}
+    if on_gpu:
+        of_device = {"device": torch.cuda.get_device_name(), "peak_bytes": torch.cuda.max_memory_allocated()}
     return {
         "program": "pytorch",
         "version": torch.__version__,
         "variant": variant,
-        "malloc": config.malloc,
+        **of_device,
         "batch": config.batch,
         "sequence": config.sequence,
         "threads": torch.get_num_threads(),
@@ -166,12 +177,15 @@ def measure(torch, variant, config):
 
 def main():
     config = parse_arguments()
-    if config.malloc == "tuned":
+    if config.malloc == "tuned" and config.device == "cpu":
         restart_with_tuned_malloc()
     try:
         import torch
     except ImportError as error:
         print(f"skipped: PyTorch cannot be imported by {sys.executable}: {error}", file=sys.stderr)
+        return SKIPPED
+    if config.device == "cuda" and not torch.cuda.is_available():
+        print("skipped: PyTorch sees no GPU", file=sys.stderr)
         return SKIPPED
     torch.set_num_threads(config.threads)
     variants = config.variants.split(",") if config.variants else default_variants(torch)

@@ -4,8 +4,9 @@
 # in turns (A B A B), so that a machine that changes its speed changes it for both. Prints the ratio and a Markdown table.
 #
 #   ci/peers/train_step.sh [--ours PROGRAM] [--python PYTHON] [--batch 4] [--sequence 256] [--threads 2] [--steps 5] [--rounds 3]
-#                          [--precision fp32|bf16|bf16-autocast] [--out FILE.jsonl]
+#                          [--precision fp32|bf16|bf16-autocast] [--backend cpu|cuda] [--variants LIST] [--out FILE.jsonl]
 #
+# On a GPU both train a vocabulary of 50,304 (a multiple of 64, as one would there), and --variants compile/fused spares the others.
 # In bf16 the peer is PyTorch under autocast, whichever of the two ours is.
 # Ours is `tandem train` on the synthetic corpus; its report has tokens_per_second and step_seconds.median, the first step left out.
 # Exit status 77: the peer or ours is missing.
@@ -16,7 +17,7 @@ use_huge_pages
 
 ours=build/cpu/tandem
 python=${PYTHON:-python3}
-batch=4 sequence=256 threads=2 steps=5 rounds=3 precision=fp32 out=''
+batch=4 sequence=256 threads=2 steps=5 rounds=3 precision=fp32 out='' backend=cpu variants=''
 while (($#)); do
   (($# >= 2)) || fail "$1 needs a value"
   case $1 in
@@ -28,6 +29,8 @@ while (($#)); do
     --steps) steps=$2 ;;
     --rounds) rounds=$2 ;;
     --precision) precision=$2 ;;
+    --backend) backend=$2 ;;
+    --variants) variants=$2 ;;
     --out) out=$2 ;;
     *) fail "unknown option '$1'" ;;
   esac
@@ -43,16 +46,21 @@ command -v "$ours" >/dev/null || skip "$ours is not built (cmake --workflow --pr
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-shape=(--batch "$batch" --sequence "$sequence" --threads "$threads" --steps "$steps" --precision "${precision%-autocast}")
+shape=(--batch "$batch" --sequence "$sequence" --threads "$threads" --steps "$steps" --precision "${precision%-autocast}" --device "$backend")
+on_gpu=()
+if [[ $backend == cuda ]]; then
+  shape+=(--vocabulary 50304)
+  on_gpu=(--set vocabulary=50304)
+fi
 our_step() {
   "$ours" train results/models/gpt2-124m.json --data synthetic --steps "$((steps + 1))" --set dropout=0 --set rows="$batch" \
     --set sequence="$sequence" --set micro_batches=1 --set threads_per_rank="$threads" --set evaluate_every_steps=0 \
-    --set evaluate_batches=1 --set precision="$precision" --json "$scratch/step.json" >&2
+    --set evaluate_batches=1 --set precision="$precision" --backend "$backend" "${on_gpu[@]}" --json "$scratch/step.json" >&2
   "$python" -c 'import json, sys; print(json.dumps(json.load(open(sys.argv[1]))))' "$scratch/step.json"
 }
 torch_step() { "$python" ci/peers/torch_gpt2.py "${shape[@]}" "$@" 2>>"$scratch/torch.err"; }
 
-torch_step >"$scratch/variants.jsonl" || { cat "$scratch/torch.err" >&2 && fail "the peer did not run"; }
+torch_step --variants "$variants" >"$scratch/variants.jsonl" || { cat "$scratch/torch.err" >&2 && fail "the peer did not run"; }
 best=$("$python" ci/peers/summarize.py --best-variant "$scratch/variants.jsonl")
 for ((round = 1; round <= rounds; ++round)); do
   printf 'round %d of %d: ours, then %s\n' "$round" "$rounds" "$best" >&2
