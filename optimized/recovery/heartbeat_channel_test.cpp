@@ -150,6 +150,8 @@ TEST(HeartbeatChannel, IgnoresDatagramsThatAreNotItsOwn) {
   bad.emplace_back(good.begin(), good.end());
   bad.back().push_back({});
   bad.emplace_back(5000, std::byte{'T'});
+  bad.emplace_back(good.begin(), good.begin() + kDatagramHeadBytes);  // a head with no beats
+  bad.back()[6] = bad.back()[7] = std::byte{0};
   // Magic, version, number of beats; rank, phase and waiting of the second beat.
   constexpr std::size_t kSecond = kDatagramHeadBytes + kDatagramBeatBytes;
   for (const std::size_t at : {std::size_t{0}, std::size_t{5}, std::size_t{7}, kSecond, kSecond + 4, kSecond + 5}) {
