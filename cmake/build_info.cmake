@@ -17,6 +17,10 @@ if(git)
     endif()
   endif()
 endif()
+# Sources that were carried over without their history (ci/gpu_bundle.sh).
+if(commit STREQUAL "unknown" AND EXISTS ${SOURCE_DIR}/build/gpu_bundle/revision)
+  file(STRINGS ${SOURCE_DIR}/build/gpu_bundle/revision commit LIMIT_COUNT 1)
+endif()
 
 set(text "// SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -18,9 +18,10 @@ if(TANDEM_MOLD)
 endif()
 
 # -ffp-contract=off: a*b+c is rounded twice wherever it is written so; kernels that want a fused multiply-add say so.
-add_compile_options(-Wall -Wextra -Wpedantic -Wshadow -Werror -ffp-contract=off)
+# CUDA's compiler has options of its own (kernels/cuda).
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Werror;-ffp-contract=off>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  add_compile_options(--param=ggc-min-heapsize=600000)  # KiB before the compiler tidies up its memory: a tenth of its time
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=600000>)  # KiB before the compiler tidies up its memory: a tenth of its time
 endif()
 option(TANDEM_ALL_TESTS "With a sanitizer, all its checks and all tests" OFF)
 if(TANDEM_SANITIZE)

@@ -64,7 +64,7 @@ void Timeline::clear() {
 }
 
 SpanScope::SpanScope(Timeline* timeline, std::string name, Activity activity, int step, Lane lane)
-    : timeline_(timeline != nullptr && timeline->enabled() ? timeline : nullptr) {
+    : range_(timeline, name, activity), timeline_(timeline != nullptr && timeline->enabled() ? timeline : nullptr) {
   if (timeline_ == nullptr) return;
   span_.name = std::move(name);
   span_.activity = activity;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -47,6 +48,16 @@ void serialize(Archive& archive, Span& span) {
   archive(span.name, span.activity, span.purpose, span.lane, span.bytes, span.step, span.begin_ns, span.end_ns);
 }
 
+/// Told of spans as they begin and end, for a profiler that shows them beside what the machine does (kernels.h: nvtx_observer()).
+/// The ranges of a thread nest; any thread.
+class SpanObserver {
+ public:
+  virtual ~SpanObserver() = default;
+  virtual void begin(const std::string& name, Activity activity) noexcept = 0;
+  /// Of the range that this thread began last.
+  virtual void end() noexcept = 0;
+};
+
 /// Spans of one rank, in order of their end. Plain data: recorded by the engine, judged by the harness. Thread-safe
 /// (compute and communication threads of the rank both record).
 class Timeline {
@@ -65,15 +76,38 @@ class Timeline {
   void keep_last(std::size_t most);
   void set_enabled(bool enabled) noexcept { enabled_ = enabled; }
   [[nodiscard]] bool enabled() const noexcept { return enabled_; }
+  /// Borrowed; null: none, as at the beginning. Told of what is not recorded as well. Set while no span is open.
+  void set_observer(SpanObserver* observer) noexcept { observer_.store(observer, std::memory_order_relaxed); }
+  [[nodiscard]] SpanObserver* observer() const noexcept { return observer_.load(std::memory_order_relaxed); }
 
  private:
   mutable std::mutex mutex_;
   std::vector<Span> spans_;
   std::size_t dropped_ = 0, most_ = 0;  // 0: all are kept
   bool enabled_ = true;
+  std::atomic<SpanObserver*> observer_ = nullptr;
 };
 
-/// Records one span from construction to destruction; nothing when `timeline` is null or disabled. Borrows the timeline.
+/// A range that the timeline's observer is told of, if there is one, and nothing else: around what becomes a span only when it
+/// has ended. Ends on the thread that it began on.
+class ObservedRange {
+ public:
+  ObservedRange(const Timeline* timeline, const std::string& name, Activity activity)
+      : observer_(timeline != nullptr ? timeline->observer() : nullptr) {
+    if (observer_ != nullptr) observer_->begin(name, activity);
+  }
+  ObservedRange(const ObservedRange&) = delete;
+  ObservedRange& operator=(const ObservedRange&) = delete;
+  ~ObservedRange() {
+    if (observer_ != nullptr) observer_->end();
+  }
+
+ private:
+  SpanObserver* observer_;
+};
+
+/// Records one span from construction to destruction, and tells the observer; nothing when `timeline` is null, no span when it is
+/// disabled. Borrows the timeline.
 class SpanScope {
  public:
   SpanScope(Timeline* timeline, std::string name, Activity activity, int step = -1, Lane lane = Lane::compute);
@@ -84,6 +118,7 @@ class SpanScope {
   void set_communication(Purpose purpose, std::int64_t bytes) noexcept;
 
  private:
+  ObservedRange range_;
   Timeline* timeline_;
   Span span_;
 };

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/timeline.h"
 
+#include <map>
+#include <mutex>
 #include <set>
+#include <string>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -57,6 +60,50 @@ TEST(Timeline, RecordsNothingWhenDisabledOrAbsent) {
   EXPECT_EQ(timeline.spans().size(), 1U);
   timeline.clear();
   EXPECT_TRUE(timeline.spans().empty());
+}
+
+/// Writes down what it is told, per thread.
+class FakeObserver final : public SpanObserver {
+ public:
+  void begin(const std::string& name, Activity activity) noexcept override {
+    const std::scoped_lock lock(mutex_);
+    told_[std::this_thread::get_id()] += "<" + name + ":" + std::string(tandem::name(activity));
+  }
+  void end() noexcept override {
+    const std::scoped_lock lock(mutex_);
+    told_[std::this_thread::get_id()] += ">";
+  }
+  [[nodiscard]] std::string told(std::thread::id thread) const { return told_.at(thread); }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::thread::id, std::string> told_;
+};
+
+TEST(Timeline, TellsTheObserverOfRangesThatNestPerThread) {
+  Timeline timeline;
+  FakeObserver observer;
+  { const SpanScope scope(&timeline, "before", Activity::compute); }
+  timeline.set_observer(&observer);
+  std::thread::id communication;
+  {
+    const SpanScope step(&timeline, "step 1", Activity::step, 1);
+    std::jthread thread([&] {
+      communication = std::this_thread::get_id();
+      const ObservedRange range(&timeline, "all_reduce", Activity::transfer);
+      const SpanScope inner(&timeline, "arrival", Activity::wait, 1, Lane::communication);
+    });
+    thread.join();
+    const SpanScope forward(&timeline, "forward", Activity::compute, 1);
+  }
+  timeline.set_enabled(false);
+  { const SpanScope scope(&timeline, "unrecorded", Activity::data); }
+  timeline.set_observer(nullptr);
+  { const SpanScope scope(&timeline, "after", Activity::compute); }
+
+  EXPECT_EQ(observer.told(std::this_thread::get_id()), "<step 1:step<forward:compute>><unrecorded:data>");
+  EXPECT_EQ(observer.told(communication), "<all_reduce:transfer<arrival:wait>>");
+  EXPECT_EQ(timeline.spans().size(), 4U);
 }
 
 TEST(Timeline, TakesSpansFromTwoThreads) {

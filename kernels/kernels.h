@@ -15,6 +15,10 @@
 
 namespace tandem {
 
+class CompressionKernels;
+
+class SpanObserver;  // core/timeline.h
+
 /// A dropout mask to apply. `first_element` maps local element 0 of the operand to its global index (core/rng.h); rows of the
 /// operand that are not neighbours in the global batch get one entry of `row_ids` each.
 struct DropoutSpec {
@@ -121,12 +125,16 @@ class Kernels {
   [[nodiscard]] virtual KernelsInfo info() const = 0;
   /// Where the tensors of calls lie; owned by this.
   [[nodiscard]] virtual Memory& memory() noexcept { return host_memory(); }
+  /// Codes of gradients in memory(); owned by this. Null where there are none: on the CPU, where the codecs are loops of their
+  /// own.
+  [[nodiscard]] virtual CompressionKernels* compression() noexcept { return nullptr; }
   /// Blocks until everything issued so far is done, and sums that were put off are added.
   virtual void synchronize() { memory().synchronize(); }
 
-  /// Calls between the two may be recorded as one graph and issued by end_graph() together, which spares a GPU the gaps between small
-  /// kernels. No call in between may return a number, read memory or synchronize. `key` tells sequences of calls of the same shapes
-  /// from others: the next one of a key updates its graph instead of making one. Both do nothing where there are no graphs.
+  /// Calls between the two may be recorded as one graph and issued by end_graph() together, which spares a GPU the gaps between
+  /// small kernels. No call in between may return a number, read memory or synchronize. `key` tells sequences of calls of the
+  /// same shapes from others: the first of a key is issued as it comes, the second makes its graph, later ones update it. Both do
+  /// nothing where there are no graphs.
   virtual void begin_graph(std::uint64_t key) { static_cast<void>(key); }
   virtual void end_graph() {}
 
@@ -149,7 +157,8 @@ class Kernels {
   virtual void layer_norm_backward_weight(TensorView dy, TensorView x, TensorView mean, TensorView rstd, TensorView dweight,
                                           TensorView dbias) = 0;
 
-  /// out = residual + dropout(x), then y = layer norm of out, as the two calls one after the other; on a GPU in one pass over memory.
+  /// out = residual + dropout(x), then y = layer norm of out, as the two calls one after the other; on a GPU in one pass over
+  /// memory.
   virtual void dropout_residual_norm_forward(const DropoutSpec& dropout, TensorView x, TensorView residual, TensorView out,
                                              TensorView weight, TensorView bias, double epsilon, TensorView y, TensorView mean,
                                              TensorView rstd) {
@@ -320,11 +329,16 @@ struct CudaKernelsOptions {
 };
 
 /// The CUDA kernels: "cuda" on a GPU, "simt" the same kernels on an emulated one, thread by thread on the CPU, to check what they
-/// compute and how host code treats its memory (docs/cuda.md). Throws InputError where this build or machine lacks it, saying why.
+/// compute and how host code treats its memory (docs/cuda.md). Throws InputError where this build or machine lacks it, saying
+/// why.
 [[nodiscard]] std::unique_ptr<Kernels> make_cuda_kernels(const std::string& backend, const CudaKernelsOptions& options);
 
 /// Why make_cuda_kernels(backend) would throw here; empty where it would not.
 [[nodiscard]] std::string why_no_gpu(const std::string& backend);
+
+/// Ranges for a profiler (NVTX, domain "tandem", a colour for each activity) of the timelines that are given it. Null where this
+/// build has no CUDA.
+[[nodiscard]] std::unique_ptr<SpanObserver> make_nvtx_observer();
 
 /// Measured peaks of this machine with `threads` threads: the denominators of "share of peak". Takes about a second.
 struct MeasuredPeaks {
@@ -333,5 +347,9 @@ struct MeasuredPeaks {
   double memory_bytes_per_second = 0;       ///< best of triad and update in place, far beyond the caches
 };
 [[nodiscard]] MeasuredPeaks measure_peaks(int threads);
+/// The same of a GPU, by its own clock: memory is a copy on the device of 1 GiB, read and written bytes counted; products are of
+/// 8192 (bf16) and 4096 (fp32) a side, of numbers without a pattern: a card's clock depends on them. "simt": small, to see that
+/// it runs.
+[[nodiscard]] MeasuredPeaks measure_gpu_peaks(const std::string& backend, int device);
 
 }  // namespace tandem

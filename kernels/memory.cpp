@@ -76,9 +76,19 @@ void copy(Memory& memory, const TensorView& from, const TensorView& to) {
   memory.copy(from.data(), to.data(), from.size_bytes());
 }
 
+void read_tensor(Memory& memory, const TensorView& from, void* to_host) {
+  Memory& own = memory.holds(from.data()) ? memory : host_memory();
+  own.read(from.data(), to_host, from.size_bytes());
+}
+
+void write_tensor(Memory& memory, const void* from_host, const TensorView& to) {
+  Memory& own = memory.holds(to.data()) ? memory : host_memory();
+  own.write(from_host, to.data(), to.size_bytes());
+}
+
 HostView::HostView(Memory& memory, TensorView tensor, Access access)
     : memory_(memory), tensor_(tensor), view_(tensor), access_(access) {
-  if (memory.on_host() || !tensor) return;
+  if (memory.on_host() || !tensor || !memory.holds(tensor.data())) return;
   const auto size = static_cast<std::size_t>(tensor.size_bytes());
   copy_ = std::make_unique<std::byte[]>(size);
   view_ = TensorView(copy_.get(), tensor.dtype(), tensor.shape());

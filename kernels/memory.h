@@ -11,11 +11,11 @@
 
 namespace tandem {
 
-/// Where the tensors lie that a rank computes with, and how bytes get in, out and about. On a GPU its addresses mean nothing to the
-/// host: what reads or writes a tensor's elements is a Kernels call, a call of this class, or a HostView.
+/// Where the tensors lie that a rank computes with, and how bytes get in, out and about. On a GPU its addresses mean nothing to
+/// the host: what reads or writes a tensor's elements is a Kernels call, a call of this class, or a HostView.
 ///
-/// Calls take effect in the order of issue, together with those of the Kernels that this is the memory of: a Memory is a *lane*, one
-/// stream of a device. Only read(), synchronize() and Mark::wait() block; the others return at once. One thread at a time.
+/// Calls take effect in the order of issue, together with those of the Kernels that this is the memory of: a Memory is a *lane*,
+/// one stream of a device. Only read(), synchronize() and Mark::wait() block; the others return at once. One thread at a time.
 class Memory {
  public:
   virtual ~Memory() = default;
@@ -42,8 +42,10 @@ class Memory {
   virtual void write(const void* from_host, void* to, std::int64_t size_bytes) = 0;
   /// host memory <- from, after the lane's work so far. Blocks.
   virtual void read(const void* from, void* to_host, std::int64_t size_bytes) = 0;
-  /// destinations[d][i] = ((sources[0][i] + sources[1][i]) + ...) for i < count and every d, in `dtype`; 16-bit floats are added in
-  /// fp32 and rounded once. A destination may be one of the sources. The definition of kernels/cpu/sum_in_order.h, with the same bits.
+  /// destinations[d][i] = ((sources[0][i] + sources[1][i]) + ...) for i < count and every d, in `dtype`; 16-bit floats are added
+  /// in fp32 and rounded once. A destination may be one of the sources. The definition of kernels/cpu/sum_in_order.h, with the
+  /// same bits but for NaN, of which a GPU may give another one. On a device: at most 64 sources and 64 destinations, addresses
+  /// multiples of the element's size.
   virtual void sum_in_order(DType dtype, std::span<const std::byte* const> sources, std::span<std::byte* const> destinations,
                             std::int64_t count) = 0;
   /// Blocks until the lane's work so far is done. Throws what went wrong in it.
@@ -56,8 +58,8 @@ class Memory {
     /// Blocks until the work before the mark is done. Any thread.
     virtual void wait() = 0;
     [[nodiscard]] virtual bool reached() = 0;
-    /// When it was reached, on the clock of Timeline::now_ns(), as near as the device's own clock can be set to it (docs/measuring.md);
-    /// blocks until then. Only of marks that were made timed.
+    /// When it was reached, on the clock of Timeline::now_ns(), as near as the device's own clock can be set to it
+    /// (docs/measuring.md); blocks until then. Only of marks that were made timed.
     [[nodiscard]] virtual std::int64_t time_ns() = 0;
   };
   enum class Timed : std::uint8_t { no, yes };
@@ -74,10 +76,16 @@ class Memory {
 /// to <- from, equally many bytes of tensors in `memory`.
 void copy(Memory& memory, const TensorView& from, const TensorView& to);
 
+// Between a tensor, which is in `memory` or, where memory does not hold it, the host's own, and host memory of its size.
+// read_tensor() blocks.
+void read_tensor(Memory& memory, const TensorView& from, void* to_host);
+void write_tensor(Memory& memory, const void* from_host, const TensorView& to);
+
 enum class Access : std::uint8_t { read, write, update };
 
-/// A tensor as host code may touch it: the tensor itself where its memory is the host's, else a copy that is read when this is made
-/// (unless Access::write) and written back at the end of its life or by finish() (unless Access::read).
+/// A tensor as host code may touch it: the tensor itself where its memory is the host's, or `memory` does not hold it (state that
+/// was left with the host); else a copy that is read when this is made (unless Access::write) and written back at the end of its
+/// life or by finish() (unless Access::read).
 ///
 ///   HostView logits(memory, tensor, Access::update);
 ///   for (float& x : logits.view().as<float>()) x *= 2;

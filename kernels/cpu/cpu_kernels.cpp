@@ -19,34 +19,6 @@ void expect_tokens(std::span<const std::int32_t> ids, std::int64_t extent, std::
 
 }  // namespace
 
-void expect(const TensorView& tensor, std::string_view operand, DType dtype, std::initializer_list<std::int64_t> shape) {
-  std::int64_t count = 1;
-  for (const std::int64_t extent : shape) count *= extent;
-  const bool fits = tensor.dtype() == dtype && tensor.num_dims() > 0 && tensor.num_elements() == count &&
-                    (count == 0 || tensor.dim(tensor.num_dims() - 1) == *(shape.end() - 1));
-  TANDEM_CHECK(fits || (count == 0 && tensor.num_elements() == 0),
-               fmt::format("{} is {} of {}, expected {} of {}", operand, to_string(tensor.shape()), name(tensor.dtype()),
-                           to_string(Shape(shape)), name(dtype)));
-}
-
-void expect_count(const TensorView& tensor, std::string_view operand, DType dtype, std::int64_t count) {
-  TANDEM_CHECK(tensor.num_elements() == count && (count == 0 || tensor.dtype() == dtype),
-               fmt::format("{} is {} of {}, expected {} elements of {}", operand, to_string(tensor.shape()), name(tensor.dtype()),
-                           count, name(dtype)));
-}
-
-void expect_accumulator(const TensorView& tensor, std::string_view operand, DType data) {
-  TANDEM_CHECK(tensor.dtype() == data || tensor.dtype() == wide(data),
-               fmt::format("{} is of {}, which {} is not accumulated in", operand, name(tensor.dtype()), name(data)));
-}
-
-std::int64_t rows_of(const TensorView& tensor, std::string_view operand, std::int64_t last) {
-  if (tensor.num_elements() == 0) return 0;
-  TANDEM_CHECK(tensor.num_dims() > 0 && tensor.dim(tensor.num_dims() - 1) == last,
-               fmt::format("{} is {}, its last extent should be {}", operand, to_string(tensor.shape()), last));
-  return tensor.num_elements() / last;
-}
-
 MaskKey mask_key(const DropoutSpec& dropout) {
   const DropoutKey& key = dropout.key;
   return {static_cast<std::uint32_t>(key.seed), static_cast<std::uint32_t>(key.seed >> 32), key.step,

@@ -6,12 +6,14 @@
 #include <span>
 #include <string_view>
 
+#include "kernels/attention_call.h"
 #include "kernels/cpu/cpu_products.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/simd/vector_ops.h"
 #include "kernels/cpu/storage.h"
 #include "kernels/cpu/worker_pool.h"
 #include "kernels/kernels.h"
+#include "kernels/operand_checks.h"
 
 namespace tandem::cpu {
 
@@ -23,16 +25,6 @@ struct CpuParts {
   bool bf16_products = false;   ///< bf16 operands go to single_library as they are, else converted to fp32
   DType products = DType::f32;  ///< CpuKernelsOptions::products
   KernelsInfo info;
-};
-
-/// All forms of attention as one: a segment of which all keys may be the sequence.
-struct AttentionCall {
-  AttentionSegment segment;
-  StridedRows query, key, value, dquery, dkey, dvalue;  ///< the gradients only for backward
-  TensorView out, logsumexp, dout;
-  TensorView probabilities;  ///< of materialized attention, which has no logsumexp and whose backward does not read out
-  bool accumulate = false;
-  bool backward = false;
 };
 
 /// Kernels on the CPU: checks shapes, deals the work to threads in pieces that depend on shapes alone, and calls the loops of the
@@ -201,19 +193,6 @@ template <class Real>
 [[nodiscard]] Real* data_of(const TensorView& tensor) {
   return static_cast<Real*>(tensor.data());
 }
-
-/// Throws ContractError, naming the operand, unless `tensor` has that dtype and as many elements as `shape`, its last extent
-/// equal (so that [rows, sequence, hidden] passes for [tokens, hidden]).
-void expect(const TensorView& tensor, std::string_view operand, DType dtype, std::initializer_list<std::int64_t> shape);
-
-/// The same of dtype and number of elements.
-void expect_count(const TensorView& tensor, std::string_view operand, DType dtype, std::int64_t count);
-
-/// Throws ContractError unless what is accumulated into is of the data's dtype, or fp32 where that is 16 bits wide.
-void expect_accumulator(const TensorView& tensor, std::string_view operand, DType data);
-
-/// Elements over `last`, the last extent of the tensor; throws ContractError where that is not the last extent.
-[[nodiscard]] std::int64_t rows_of(const TensorView& tensor, std::string_view operand, std::int64_t last);
 
 /// The mask of a dropout as plain numbers.
 [[nodiscard]] MaskKey mask_key(const DropoutSpec& dropout);

@@ -9,17 +9,6 @@
 #include "kernels/cpu/cpu_kernels.h"
 
 namespace tandem::cpu {
-namespace {
-
-void check_columns(std::int64_t columns, std::int64_t width, std::span<const std::int32_t> targets) {
-  TANDEM_CHECK(columns >= 0 && columns <= width, fmt::format("{} columns of {}", columns, width));
-  for (std::size_t t = 0; t < targets.size(); ++t) {
-    TANDEM_CHECK(targets[t] < columns, fmt::format("target {} at {} is outside the {} columns", targets[t], t, columns));
-  }
-}
-
-}  // namespace
-
 void CpuKernels::apply_dropout(const DropoutSpec& dropout, const TensorView& x, const TensorView& residual,
                                const TensorView& out) {
   constexpr std::int64_t kGrain = 1 << 13;  // elements that a thread takes at once: several short rows, or a part of a long one
@@ -104,10 +93,7 @@ double CpuKernels::cross_entropy(TensorView logits, std::span<const std::int32_t
   if (tokens == 0) return 0;
   const std::int64_t vocabulary = logits.num_elements() / tokens;
   expect(logits, "logits", logits.dtype(), {tokens, vocabulary});
-  for (std::size_t t = 0; t < targets.size(); ++t) {
-    const bool valid = targets[t] == kIgnoredTarget || (targets[t] >= 0 && targets[t] < vocabulary);
-    TANDEM_CHECK(valid, fmt::format("target {} at {} is outside the vocabulary of {}", targets[t], t, vocabulary));
-  }
+  expect_targets(targets, vocabulary);
   std::vector<double> losses(targets.size(), 0.0);
   if (is_16bit(logits.dtype())) scratch_.reserve(Pieces::bytes(1, vocabulary));
   with_arithmetic(logits, [&]<class Real>(Real) {
@@ -151,7 +137,7 @@ void CpuKernels::cross_entropy_statistics(TensorView logits, std::int64_t column
   const std::int64_t width = logits.num_elements() / tokens;
   expect(logits, "logits", logits.dtype(), {tokens, width});
   expect(statistics, "statistics", wide(logits.dtype()), {tokens, 3});
-  check_columns(columns, width, targets);
+  expect_columns(columns, width, targets);
   if (is_16bit(logits.dtype())) scratch_.reserve(Pieces::bytes(1, columns));
   with_arithmetic(logits, [&]<class Real>(Real) {
     pool_.run(tokens, [&](std::int64_t t, int thread) {
@@ -172,7 +158,7 @@ void CpuKernels::cross_entropy_gradient(TensorView logits, std::int64_t columns,
   const std::int64_t width = logits.num_elements() / tokens;
   expect(logits, "logits", logits.dtype(), {tokens, width});
   expect_count(logsumexp, "logsumexp", wide(logits.dtype()), tokens);
-  check_columns(columns, width, targets);
+  expect_columns(columns, width, targets);
   if (is_16bit(logits.dtype())) scratch_.reserve(Pieces::bytes(1, width));
   with_arithmetic(logits, [&]<class Real>(Real) {
     pool_.run(tokens, [&](std::int64_t t, int thread) {

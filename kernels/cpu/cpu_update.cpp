@@ -19,19 +19,6 @@ constexpr std::int64_t kNormBlock = 1 << 14;  // elements whose squares are summ
 
 bool is_floating(DType dtype) { return is_16bit(dtype) || dtype == DType::f32 || dtype == DType::f64; }
 
-void expect_gradient_and_stored(const TensorView& gradient, const TensorView& parameter, const TensorView& stored) {
-  const std::int64_t count = parameter.num_elements();
-  const bool fits = gradient.num_elements() == count && (gradient.dtype() == parameter.dtype() || is_16bit(gradient.dtype()) ||
-                                                         gradient.dtype() == wide(parameter.dtype()));
-  TANDEM_CHECK(fits, fmt::format("the gradient is {} of {}, the parameter {} of {}", to_string(gradient.shape()),
-                                 name(gradient.dtype()), to_string(parameter.shape()), name(parameter.dtype())));
-  TANDEM_CHECK(!stored || (is_16bit(stored.dtype()) && stored.num_elements() == count),
-               fmt::format("stored is {} of {}", to_string(stored.shape()), name(stored.dtype())));
-  // fp64 would be rounded twice on its way to 16 bits.
-  const bool mixes = stored || gradient.dtype() != parameter.dtype();
-  TANDEM_CHECK(parameter.dtype() != DType::f64 || !mixes, "an fp64 parameter has an fp64 gradient and is not stored in 16 bits");
-}
-
 template <class Real>
 AdamWConstants<Real> adamw_constants(const AdamWStep& step) {
   const auto n = static_cast<double>(step.step_index);
