@@ -10,8 +10,8 @@
 
 #include <gtest/gtest.h>
 
-#include "optimized/collectives/collectives_test_support.h"
 #include "kernels/cpu/sum_in_order.h"
+#include "optimized/collectives/collectives_test_support.h"
 
 namespace tandem::collectives_test {
 namespace {

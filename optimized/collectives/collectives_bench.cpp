@@ -3,12 +3,14 @@
 //
 //   collectives_bench [--ranks N] [--transport threads|mpi] [--link PROFILE] [--algorithms shared,direct,ring,...] [--operations
 //   all_reduce,...]
-//                     [--smallest BYTES] [--largest BYTES] [--step FACTOR] [--rounds N] [--csv FILE] [--json FILE]
+//                     [--backend cpu|cuda|simt] [--smallest BYTES] [--largest BYTES] [--step FACTOR] [--rounds N] [--csv FILE]
+//                     [--json FILE]
 //
-// `shared` is the memory of threads; every other algorithm exchanges messages. Under mpirun all processes are given the same
-// arguments, and the first one writes. Before each call a barrier lines the ranks up; the clock covers the call; the time of a
-// repetition is that of the slowest rank, a line's the median over all repetitions of all rounds, in which algorithms take turns.
-// Every result is checked. ci/peers/mpi_allreduce.cpp measures MPI_Allreduce in the same way.
+// `shared` is the memory of threads; every other algorithm exchanges messages. With a GPU's backend the buffers lie in its
+// memory. Under mpirun all processes are given the same arguments, and the first one writes. Before each call a barrier lines the
+// ranks up; the clock covers the call; the time of a repetition is that of the slowest rank, a line's the median over all
+// repetitions of all rounds, in which algorithms take turns. Every result is checked. ci/peers/mpi_allreduce.cpp measures
+// MPI_Allreduce in the same way.
 //
 // Not Google Benchmark: the number of repetitions must be the same on all ranks, and a repetition is the maximum of several
 // clocks.
@@ -19,6 +21,7 @@
 #include <exception>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -30,6 +33,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "kernels/kernels.h"
 #include "optimized/collectives/algorithms.h"
 #include "optimized/comm/mpi/mpi_world.h"
 #include "optimized/comm/world.h"
@@ -50,6 +54,7 @@ const std::map<std::string, CollectiveKind>& kinds() {
 struct Settings {
   int ranks = 2;
   std::string transport = "threads";
+  std::string backend = "cpu";    ///< whose memory the buffers lie in
   std::string link = "unshaped";  ///< of messages between threads
   std::vector<std::string> algorithms = {"shared", "direct", "ring", "recursive", "tree"};
   std::vector<std::string> operations = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"};
@@ -83,11 +88,15 @@ int repetitions_of(std::int64_t bytes) { return bytes <= 65536 ? 60 : bytes <= 4
 // The buffers of one rank for one size, whole floats in equal parts.
 class Operation {
  public:
-  Operation(Communicator& comm, const std::string& name, std::int64_t bytes)
-      : comm_(comm), kind_(kinds().at(name)), elements_(elements_of(kinds().at(name), bytes, comm.size())) {
+  Operation(Communicator& comm, Memory& memory, const std::string& name, std::int64_t bytes)
+      : comm_(comm),
+        memory_(memory),
+        kind_(kinds().at(name)),
+        elements_(elements_of(kinds().at(name), bytes, comm.size())),
+        arena_({.memory = &memory}) {
     for (Arena::Buffer* buffer : {&first_, &second_}) {
       *buffer = arena_.allocate(DType::f32, {elements_}, MemoryCategory::communication);
-      std::ranges::fill(buffer->view(DType::f32, {elements_}).as<float>(), 0.0F);
+      fill(buffer->view(DType::f32, {elements_}), 0.0F);
     }
     counts_.assign(static_cast<std::size_t>(comm.size()), elements_ / comm.size());
   }
@@ -96,7 +105,8 @@ class Operation {
 
   // Seconds of one call.
   double time(CollectiveAlgorithm algorithm, int repetition) {
-    std::ranges::fill(whole().as<float>(), value_of(comm_.rank(), repetition));
+    fill(whole(), value_of(comm_.rank(), repetition));
+    memory_.synchronize();
     comm_.barrier();
     const auto begin = std::chrono::steady_clock::now();
     call({.name = "bench", .progress = Progress::on_wait, .algorithm = algorithm});
@@ -118,6 +128,11 @@ class Operation {
   [[nodiscard]] TensorView other() const { return second_.view(DType::f32, {elements_}); }
   [[nodiscard]] TensorView own_part(TensorView view) const { return view.flat(comm_.rank() * counts_[0], counts_[0]); }
 
+  void fill(TensorView view, float value) {
+    HostView on_host(memory_, view, Access::write);
+    std::ranges::fill(on_host.view().as<float>(), value);
+  }
+
   void call(const CommOptions& options) {
     switch (kind_) {
       case CollectiveKind::all_reduce: return comm_.all_reduce(whole(), options).wait_host();
@@ -131,8 +146,10 @@ class Operation {
   void check(int repetition) const {
     float sum = 0;
     for (int rank = 0; rank < comm_.size(); ++rank) sum += value_of(rank, repetition);
-    const auto all_are = [](TensorView view, float value) {
-      TANDEM_CHECK(std::ranges::all_of(view.as<float>(), [&](float each) { return each == value; }), "a result is wrong");
+    const auto all_are = [&](TensorView view, float value) {
+      const HostView on_host(memory_, view, Access::read);
+      TANDEM_CHECK(std::ranges::all_of(on_host.view().as<float>(), [&](float each) { return each == value; }),
+                   "a result is wrong");
     };
     switch (kind_) {
       case CollectiveKind::all_reduce: return all_are(whole(), sum);
@@ -148,6 +165,7 @@ class Operation {
   }
 
   Communicator& comm_;
+  Memory& memory_;
   CollectiveKind kind_;
   std::int64_t elements_;
   std::vector<std::int64_t> counts_;
@@ -178,12 +196,13 @@ std::vector<std::int64_t> sizes_of(const Settings& settings) {
   return sizes;
 }
 
-void measure_on(Communicator& comm, const Settings& settings, const std::string& algorithm, std::vector<Line>& lines) {
+void measure_on(Communicator& comm, Memory& memory, const Settings& settings, const std::string& algorithm,
+                std::vector<Line>& lines) {
   const CollectiveAlgorithm used = find_algorithm(algorithm).value_or(CollectiveAlgorithm::direct);
   for (const std::string& operation : settings.operations) {
     if (!supports(used, kinds().at(operation))) continue;
     for (const std::int64_t bytes : sizes_of(settings)) {
-      Operation timed(comm, operation, bytes);
+      Operation timed(comm, memory, operation, bytes);
       std::vector<double> seconds;
       for (int repetition = -kWarmUps; repetition < repetitions_of(bytes); ++repetition) {
         const double taken = timed.time(used, repetition + kWarmUps);
@@ -208,7 +227,13 @@ std::vector<Line> measure(const Settings& settings) {
       options.ranks = settings.ranks;
       options.settings.transport = settings.transport;
       if (settings.transport == "threads" && algorithm != "shared") options.settings.link = parse_link(settings.link);
-      run_world(options, [&](Communicator& comm) { measure_on(comm, settings, algorithm, lines); });
+      run_world(options, [&](Communicator& comm) {
+        const std::unique_ptr<Kernels> gpu = settings.backend == "cpu" ? nullptr : make_cuda_kernels(settings.backend, {});
+        Memory& memory = gpu ? gpu->memory() : host_memory();
+        comm.set_memory(&memory);
+        measure_on(comm, memory, settings, algorithm, lines);
+        comm.set_memory(nullptr);
+      });
     }
   }
   std::ranges::stable_sort(
@@ -221,6 +246,7 @@ nlohmann::ordered_json object_of(const Settings& settings, const Line& line) {
   nlohmann::ordered_json object;
   object["transport"] = settings.transport;
   object["link"] = settings.transport == "threads" && line.algorithm != "shared" ? settings.link : "none";
+  object["backend"] = settings.backend;
   object["operation"] = line.operation;
   object["algorithm"] = line.algorithm;
   object["ranks"] = settings.ranks;
@@ -269,6 +295,8 @@ void add_options(CLI::App& app, Settings& settings) {
   for (const CollectiveAlgorithm algorithm : all_algorithms()) algorithms.emplace_back(name(algorithm));
   app.add_option("--ranks", settings.ranks)->check(CLI::PositiveNumber);
   app.add_option("--transport", settings.transport)->check(CLI::IsMember(transports()));
+  app.add_option("--backend", settings.backend, "in whose memory: cpu, cuda, simt")
+      ->check(CLI::IsMember({"cpu", "cuda", "simt"}));
   app.add_option("--link", settings.link, "profile, as `tandem run` takes it; for messages of threads");
   app.add_option("--algorithms", settings.algorithms)->delimiter(',')->check(CLI::IsMember(algorithms));
   app.add_option("--operations", settings.operations)->delimiter(',')->check(CLI::IsMember(operations));

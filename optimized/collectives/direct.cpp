@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <vector>
 
-#include "optimized/collectives/families.h"
 #include "kernels/cpu/sum_in_order.h"
+#include "optimized/collectives/families.h"
 
 namespace tandem::collectives {
 namespace {

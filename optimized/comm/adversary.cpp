@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "core/error.h"
 #include "optimized/comm/adversary/late_work.h"
 #include "optimized/comm/arguments.h"
 
@@ -44,7 +45,10 @@ class AdversarialCommunicator final : public Communicator {
   }
   AdversarialCommunicator(const AdversarialCommunicator&) = delete;
   AdversarialCommunicator& operator=(const AdversarialCommunicator&) = delete;
-  ~AdversarialCommunicator() override { line_->courier->deliver_now(line_.get()); }
+  ~AdversarialCommunicator() override {
+    line_->courier->deliver_now(line_.get());
+    if (line_->lane) inner_.set_memory(nullptr);
+  }
 
   [[nodiscard]] int rank() const noexcept override { return inner_.rank(); }
   [[nodiscard]] int size() const noexcept override { return inner_.size(); }
@@ -143,6 +147,7 @@ class AdversarialCommunicator final : public Communicator {
     Communicator& borrowed = *part;
     auto wrapped = std::make_unique<AdversarialCommunicator>(std::move(part), borrowed, line_->courier);
     wrapped->line_->timeline = line_->timeline.load();
+    wrapped->set_memory(line_->memory);
     return wrapped;
   }
 
@@ -151,6 +156,16 @@ class AdversarialCommunicator final : public Communicator {
     line_->timeline = timeline;
     inner_.set_timeline(timeline);
   }
+  // What the courier's thread begins needs a lane of its own for its marks, behind the copies that the rank's has made.
+  void set_memory(Memory* memory) override {
+    const bool on_device = memory != nullptr && !memory->on_host();
+    std::unique_ptr<Memory> lane = on_device && inner_.size() > 1 ? memory->new_lane() : nullptr;
+    inner_.set_memory(lane ? lane.get() : memory);
+    line_->memory = memory;
+    line_->lane = std::move(lane);
+  }
+  void register_memory(void* address, std::int64_t size_bytes) override { inner_.register_memory(address, size_bytes); }
+  void deregister_memory(void* address) noexcept override { inner_.deregister_memory(address); }
   [[nodiscard]] std::int64_t bytes_sent(Purpose purpose) const noexcept override { return inner_.bytes_sent(purpose); }
 
  private:
@@ -161,6 +176,7 @@ class AdversarialCommunicator final : public Communicator {
 
   [[nodiscard]] Work start(Route& route, LateWork::Order order) {
     Courier& courier = *line_->courier;
+    require_one_memory(order);
     if (at_once()) {
       auto work = std::make_shared<LateWork>(line_, std::move(order), Courier::Delays{});
       work->deliver_here();
@@ -170,6 +186,14 @@ class AdversarialCommunicator final : public Communicator {
     auto work = std::make_shared<LateWork>(line_, std::move(order), delays);
     courier.send(line_.get(), route, work, delays.before);
     return Work(work);
+  }
+
+  void require_one_memory(const LateWork::Order& order) const {
+    if (order.input.size_bytes() == 0 || order.output.size_bytes() == 0) return;
+    const Memory& input = line_->memory_of(order.input);
+    const Memory& output = line_->memory_of(order.output);
+    TANDEM_CHECK(&input == &output, fmt::format("rank {}: input of {} lies in {}, output in {}", line_->courier->rank(),
+                                                order.what, input.description(), output.description()));
   }
 
   // Behind all collectives before it, which are handed on by then.

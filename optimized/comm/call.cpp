@@ -52,6 +52,27 @@ std::string_view name(CallKind kind) {
   return "?";
 }
 
+CallBuffers buffers_of(const Call& call, int rank) {
+  const auto bytes = [&](std::byte* begin, std::int64_t elements) {
+    return std::span(begin, static_cast<std::size_t>(elements) * size_bytes(call.dtype));
+  };
+  const auto total = [](const std::vector<std::int64_t>& counts) {
+    return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  };
+  switch (call.kind) {
+    case CallKind::all_reduce: return {bytes(call.input, call.elements), bytes(call.output, call.elements)};
+    case CallKind::broadcast:
+      if (rank == call.root) return {bytes(call.input, call.elements), {}};
+      return {{}, bytes(call.output, call.elements)};
+    case CallKind::reduce_scatter: return {bytes(call.input, total(call.counts)), bytes(call.output, call.counts[at(rank)])};
+    case CallKind::all_gather: return {bytes(call.input, call.counts[at(rank)]), bytes(call.output, total(call.counts))};
+    case CallKind::all_to_all: return {bytes(call.input, total(call.counts)), bytes(call.output, total(call.receive_counts))};
+    case CallKind::barrier:
+    case CallKind::split: break;
+  }
+  return {};
+}
+
 std::string describe(const Call& call) {
   std::string text(name(call.kind));
   if (call.options.algorithm) text = fmt::format("{} {}", name(*call.options.algorithm), text);
@@ -106,6 +127,21 @@ std::optional<std::string> find_mismatch(std::span<const Call* const> calls, std
     for (int to = 0; to < ranks; ++to) {
       if (auto mismatch = find_count_mismatch(*calls[at(from)], from, *calls[at(to)], to, members)) return mismatch;
     }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> find_mixed_memory(std::span<const Call* const> calls, std::span<const int> members) {
+  int first = -1;
+  for (int rank = 0; rank < static_cast<int>(calls.size()); ++rank) {
+    const Call& call = *calls[at(rank)];
+    const CallBuffers buffers = buffers_of(call, rank);
+    if (buffers.read.empty() && buffers.written.empty()) continue;
+    if (first < 0) first = rank;
+    const std::string_view place = calls[at(first)]->device.place();
+    if (call.device.place() == place) continue;
+    return fmt::format("buffers of {} lie apart: those of rank {} in {}, those of rank {} in {}", describe(call),
+                       members[at(first)], place, members[at(rank)], call.device.place());
   }
   return std::nullopt;
 }

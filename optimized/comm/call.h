@@ -11,6 +11,7 @@
 
 #include "core/dtype.h"
 #include "optimized/comm/communicator.h"
+#include "optimized/comm/device_use.h"
 
 namespace tandem {
 
@@ -33,10 +34,18 @@ struct Call {
   int key = 0;                                 ///< split
   CommOptions options{};
   std::int64_t issued_ns = 0;  ///< of background operations over several ranks: when the rank asked for it
+  DeviceUse device{};          ///< empty: the buffers are the host's
 
   // Filled by the operation.
   std::shared_ptr<Group> new_group{};  ///< split
 };
+
+/// What `rank` reads and writes of the buffers of its call; the same bytes where it does both, and either may lie within the
+/// other.
+struct CallBuffers {
+  std::span<std::byte> read, written;
+};
+[[nodiscard]] CallBuffers buffers_of(const Call& call, int rank);
 
 /// "all_reduce 'bucket 2' of 100 fp32"
 [[nodiscard]] std::string describe(const Call& call);
@@ -52,5 +61,8 @@ struct Call {
 /// The same of two calls, of the ranks `a` and `b` of the group.
 [[nodiscard]] std::optional<std::string> find_mismatch(const Call& call_a, int a, const Call& call_b, int b,
                                                        std::span<const int> members);
+
+/// Calls whose buffers do not all lie in one memory, where ranks work on each other's buffers; naming two ranks.
+[[nodiscard]] std::optional<std::string> find_mixed_memory(std::span<const Call* const> calls, std::span<const int> members);
 
 }  // namespace tandem

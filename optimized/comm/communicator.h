@@ -15,6 +15,8 @@
 
 namespace tandem {
 
+class Memory;
+
 /// What the two ends of a message must agree on; verified on arrival (ContractError naming both where they differ).
 struct Envelope {
   std::int64_t step = 0;
@@ -37,8 +39,8 @@ class Work {
   ~Work();
 
   /// Blocks until the operation is complete; carries it out on this thread where nobody has begun it. Throws PeerError (a rank
-  /// failed or aborted; names it), TimeoutError (deadline), ContractError (the ranks' calls do not match). Nothing the second
-  /// time.
+  /// failed or aborted; names it), TimeoutError (deadline), ContractError (the ranks' calls do not match), GpuError (the device
+  /// that the buffers lie in). Nothing the second time. On a device, too, the result is there then: not only on its way.
   void wait_host();
   /// Polling does not carry out anything.
   [[nodiscard]] bool done() const noexcept;
@@ -104,8 +106,8 @@ class Communicator {
   [[nodiscard]] virtual Work recv(TensorView data, int from, const Envelope& expected, const CommOptions& options) = 0;
   virtual void barrier() = 0;
 
-  /// A communicator of the ranks that pass the same colour, ordered by (key, rank). Collective. It has this one's generation and
-  /// timeline, and counts its own bytes.
+  /// A communicator of the ranks that pass the same colour, ordered by (key, rank). Collective. It has this one's generation,
+  /// timeline and memory, and counts its own bytes.
   [[nodiscard]] virtual std::unique_ptr<Communicator> split(int colour, int key) = 0;
 
   /// Ends the whole world: every pending and later operation on other ranks throws PeerError with this rank and reason.
@@ -113,6 +115,19 @@ class Communicator {
 
   /// Where transfers and waits are recorded; may be null. Borrowed.
   virtual void set_timeline(Timeline* timeline) noexcept = 0;
+  /// The lane that this rank computes with. Buffers of later operations lie in its memory where it holds() their address, and
+  /// otherwise in the host's, as all do with null (the default); those of one call lie together. Called while no operation is
+  /// under way; split() passes it on. Borrowed: until the last operation on buffers in it, or the next call of this.
+  ///
+  /// An operation on such buffers begins after the work that the lane had when it was called (it must not be recording a graph),
+  /// and does not block the call. Once wait_host() has returned or done() has said true it is complete for the device too: later
+  /// work of the lane, or of any other, sees its result and may write to its buffers.
+  virtual void set_memory(Memory* memory) = 0;
+  /// A large reservation in which buffers of later operations will lie, in this communicator and those split from it: a transport
+  /// may prepare to reach it without copies. Nothing where it does not. deregister_memory() comes before the memory is given
+  /// back.
+  virtual void register_memory(void* /*address*/, std::int64_t /*size_bytes*/) {}
+  virtual void deregister_memory(void* /*address*/) noexcept {}
   /// Bytes this rank has put on the wire so far, by purpose, by the algorithm's own count (all_reduce over n ranks of b bytes
   /// sends 2 b (n - 1) / n; see docs/measuring.md).
   [[nodiscard]] virtual std::int64_t bytes_sent(Purpose purpose) const noexcept = 0;

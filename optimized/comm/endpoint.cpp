@@ -30,6 +30,7 @@ Endpoint::~Endpoint() = default;
 
 std::shared_ptr<CollectiveState> Endpoint::issue(Call call) {
   require_none_dropped();
+  place(call);
   auto state = std::make_shared<CollectiveState>(shared_from_this(), std::move(call));
   const bool in_background = state->call_.options.progress == Progress::background && group_->size() > 1;
   Lock lock(mutex_);
@@ -50,8 +51,9 @@ std::shared_ptr<CollectiveState> Endpoint::issue(Call call) {
 
 std::shared_ptr<MessageState> Endpoint::issue(MessageCall call) {
   require_none_dropped();
+  place(call);
   const std::uint64_t number = log_ ? log_->message_posted(call) : 0;
-  Group::Posted posted = group_->post(std::move(call));
+  Group::Posted posted = post(std::move(call));
   const std::shared_ptr<PostedMessage>& message = posted.message;
   if (posted.can_advance && group_->size() == 1) {
     message->advance();
@@ -62,6 +64,32 @@ std::shared_ptr<MessageState> Endpoint::issue(MessageCall call) {
     changed_.notify_all();
   }
   return std::make_shared<MessageState>(shared_from_this(), std::move(posted.message), number);
+}
+
+// Says where the buffers lie.
+void Endpoint::place(Call& call) {
+  if (lanes_.memory() == nullptr) return;
+  const auto [read, written] = buffers_of(call, rank());
+  const bool reads_device = lanes_.on_device(read);
+  const bool writes_device = lanes_.on_device(written);
+  if (!reads_device && !writes_device) return;
+  if ((!reads_device && !read.empty()) || (!writes_device && !written.empty())) {
+    const auto place_of = [&](bool is_device) { return is_device ? lanes_.memory()->description() : "host memory"; };
+    throw ContractError(fmt::format("rank {}: input of {} lies in {}, output in {}", group_->world_rank(), describe(call),
+                                    place_of(reads_device), place_of(writes_device)));
+  }
+  call.device = group_->size() == 1 ? lanes_.in_rank_order() : lanes_.for_collective();
+}
+
+void Endpoint::place(MessageCall& call) {
+  if (!lanes_.on_device({call.data, static_cast<std::size_t>(call.size_bytes())})) return;
+  call.device = group_->size() == 1 ? lanes_.in_rank_order() : lanes_.for_message();
+}
+
+Group::Posted Endpoint::post(MessageCall call) {
+  if (!stager_ && (!call.device || group_->takes_device_memory())) return group_->post(std::move(call));
+  if (!stager_) stager_.emplace(group_);
+  return stager_->post(std::move(call));
 }
 
 void Endpoint::start_progress_thread() {
@@ -107,11 +135,17 @@ void Endpoint::run_front(Lock& lock, Lane lane) {
 void Endpoint::execute(Call& call, Lane lane) {
   const Timeline* const timeline = timeline_.load();
   const bool is_timed = timeline != nullptr && timeline->enabled() && group_->size() > 1;
+  const bool is_observed = timeline != nullptr && timeline->observer() != nullptr;
+  const ObservedRange range(timeline, is_observed ? describe(call) : std::string(), Activity::transfer);
   PhaseTimes times;
   if (log_) log_->collective_arrived(call, is_timed);
   std::int64_t bytes = 0;
   try {
-    bytes = group_->run(call, lane == Lane::compute, cancel_running_, is_timed ? &times : nullptr);
+    const bool foreground = lane == Lane::compute;
+    PhaseTimes* const timed = is_timed ? &times : nullptr;
+    bytes = !call.device || group_->takes_device_memory()
+                ? group_->run(call, foreground, cancel_running_, timed)
+                : run_staged(*group_, call, foreground, cancel_running_, timed, staging_);
   } catch (...) {
     if (log_) log_->collective_finished(FlightState::failed);
     throw;
@@ -219,6 +253,7 @@ void Endpoint::require_none_dropped() const {
 }
 
 void Endpoint::close() noexcept {
+  if (stager_) stager_->close();
   {
     Lock lock(mutex_);
     if (dropped_.empty()) dropped_ = "the communicator of this operation is gone";

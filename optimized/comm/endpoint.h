@@ -9,12 +9,14 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
 #include "core/timeline.h"
 #include "optimized/comm/flight_recorder.h"
 #include "optimized/comm/group.h"
+#include "optimized/comm/staging.h"
 #include "optimized/comm/work_state.h"
 
 namespace tandem {
@@ -79,6 +81,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
 
   void set_timeline(Timeline* timeline) noexcept { timeline_.store(timeline); }
   [[nodiscard]] Timeline* timeline() const noexcept { return timeline_.load(); }
+  /// By the thread that issues, while nothing is under way.
+  void set_memory(Memory* memory) { lanes_.set_memory(memory); }
+  [[nodiscard]] Memory* memory() const noexcept { return lanes_.memory(); }
   [[nodiscard]] std::int64_t bytes_sent(Purpose purpose) const noexcept {
     return bytes_sent_[static_cast<std::size_t>(purpose)].load();
   }
@@ -93,6 +98,9 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   void wait(MessageState& state);
   void drop(MessageState& state) noexcept;
 
+  void place(Call& call);
+  void place(MessageCall& call);
+  [[nodiscard]] Group::Posted post(MessageCall call);
   void start_progress_thread();
   void progress(const std::stop_token& stop);
   void run_front(Lock& lock, Lane lane);
@@ -110,6 +118,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   const std::shared_ptr<FlightLog> log_;  // null: one rank alone, which waits for nobody
   std::atomic<Timeline*> timeline_{nullptr};
   std::array<std::atomic<std::int64_t>, kPurposes> bytes_sent_{};
+  DeviceLanes lanes_;
+  StagingBuffer staging_;  // of the collective that is being carried out
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -120,6 +130,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   CollectiveState* running_ = nullptr;
   std::string dropped_;  // not empty: the communicator is unusable
   std::atomic<bool> cancel_running_{false};
+  std::optional<MessageStager> stager_;  // from the first message on device memory that needs it
   std::jthread progress_thread_;
 };
 

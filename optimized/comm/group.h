@@ -44,6 +44,10 @@ class Group {
   virtual std::int64_t run(Call& call, bool foreground, const std::atomic<bool>& cancelled, PhaseTimes* times) = 0;
   virtual void wake() noexcept = 0;
 
+  /// Whether run() and post() take buffers in a device's memory. Where they do not, copies in the host's memory are what travels
+  /// (staging.h).
+  [[nodiscard]] virtual bool takes_device_memory() const noexcept { return false; }
+
   struct Posted {
     std::shared_ptr<PostedMessage> message;
     bool can_advance = false;  ///< advance() of the message will do something

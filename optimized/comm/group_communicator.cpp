@@ -98,6 +98,7 @@ std::unique_ptr<Communicator> GroupCommunicator::split(int colour, int key) {
   Work(state).wait_host();
   auto part = std::make_unique<GroupCommunicator>(std::move(state->call().new_group));
   part->set_timeline(endpoint_->timeline());
+  part->set_memory(endpoint_->memory());
   return part;
 }
 

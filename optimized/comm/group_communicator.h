@@ -37,6 +37,7 @@ class GroupCommunicator final : public Communicator {
   [[nodiscard]] std::unique_ptr<Communicator> split(int colour, int key) override;
   void abort(std::string_view reason) noexcept override;
   void set_timeline(Timeline* timeline) noexcept override { endpoint_->set_timeline(timeline); }
+  void set_memory(Memory* memory) override { endpoint_->set_memory(memory); }
   [[nodiscard]] std::int64_t bytes_sent(Purpose purpose) const noexcept override { return endpoint_->bytes_sent(purpose); }
 
   /// Throws ContractError when an operation was dropped without having been waited for.

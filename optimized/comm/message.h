@@ -9,6 +9,7 @@
 
 #include "core/dtype.h"
 #include "optimized/comm/communicator.h"
+#include "optimized/comm/device_use.h"
 
 namespace tandem {
 
@@ -24,6 +25,7 @@ struct MessageCall {
   Envelope envelope{};
   CommOptions options{};
   std::uint64_t ordinal = 0;  ///< among the messages of this direction between the two, from 1; counted by the flight log
+  DeviceUse device{};         ///< empty: the bytes are the host's
 
   [[nodiscard]] bool sends() const noexcept { return direction == Direction::send; }
   [[nodiscard]] std::int64_t size_bytes() const noexcept {

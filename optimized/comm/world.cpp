@@ -6,12 +6,14 @@
 
 #include "core/error.h"
 #include "optimized/comm/mpi/mpi_world.h"
+#include "optimized/comm/nccl/nccl_world.h"
 #include "optimized/comm/threads/run_threads.h"
 
 namespace tandem {
 namespace {
 
 [[noreturn]] void refuse_transport(const std::string& transport) {
+  if (transport == "nccl") throw InputError("transport nccl: " + why_no_nccl());
   if (transport == "mpi") throw InputError("transport mpi: not in this build; use threads, or build with MPI");
   throw InputError(fmt::format("transport {}: unknown; there are {}", transport, fmt::join(transports(), ", ")));
 }
@@ -28,13 +30,17 @@ void run_world(const WorldOptions& wanted, const std::function<void(Communicator
   TANDEM_CHECK(options.deadline.count() > 0, "the deadline must be positive");
   const std::string& transport = options.settings.transport;
   if (transport == "threads") return run_threads(options, body);
-  if (transport != "mpi" || !has_mpi()) refuse_transport(transport);
-  if (options.settings.link) throw InputError("transport mpi: a link shapes the messages of threads only; leave it out");
+  const bool is_nccl = transport == "nccl" && has_nccl();
+  if (!is_nccl && (transport != "mpi" || !has_mpi())) refuse_transport(transport);
+  if (options.settings.link)
+    throw InputError("transport " + transport + ": a link shapes the messages of threads only; leave it out");
+  if (is_nccl) return run_nccl_world(options, body);
   run_mpi_world(options, body);
 }
 
 JobShape job_shape(const WorldSettings& settings) {
   if (settings.transport == "threads") return {};
+  if (settings.transport == "nccl" && has_nccl()) return nccl_job_shape();
   if (settings.transport != "mpi" || !has_mpi()) refuse_transport(settings.transport);
   return mpi_job_shape();
 }
@@ -42,6 +48,7 @@ JobShape job_shape(const WorldSettings& settings) {
 std::vector<std::string> transports() {
   std::vector<std::string> all = {"threads"};
   if (has_mpi()) all.emplace_back("mpi");
+  if (has_nccl()) all.emplace_back("nccl");
   return all;
 }
 

@@ -35,16 +35,19 @@ struct WorldOptions {
 /// at once. The body runs once, on the calling thread. Failures of other processes come back as PeerError naming the rank. Throws
 /// InputError where the job has fewer processes, or this build no MPI.
 ///
+/// nccl: likewise, with a GPU for each process; torchrun may have started it, too (nccl/nccl_world.h, and what is other than
+/// above in nccl/nccl_communicator.h).
+///
 /// With an adversary every communicator, the parts of split() too, is wrapped (adversary.h).
 void run_world(const WorldOptions& options, const std::function<void(Communicator&)>& body);
 
-/// Ranks of the job and this process's place in it; {1, 0} for threads. mpi: joins the job at the first call.
+/// Ranks of the job and this process's place in it; {1, 0} for threads. mpi, nccl: joins the job at the first call.
 struct JobShape {
   int processes = 1;
   int rank = 0;
 };
 [[nodiscard]] JobShape job_shape(const WorldSettings& settings);
-/// The transports that this build has: "threads", "mpi".
+/// The transports that this build has: "threads", "mpi", "nccl".
 [[nodiscard]] std::vector<std::string> transports();
 
 }  // namespace tandem

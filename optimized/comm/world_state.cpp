@@ -33,6 +33,16 @@ void WorldState::fail(Failure failure) noexcept {
   wake_all();
 }
 
+void WorldState::fail_by_device(int rank) noexcept {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    fail({Failure::Kind::peer, rank, fmt::format("rank {} failed: {}", rank, error.what())});
+  } catch (...) {
+    fail({Failure::Kind::peer, rank, fmt::format("rank {} failed", rank)});
+  }
+}
+
 void WorldState::throw_failure(const std::string& during) const {
   const std::string what = fmt::format("{} (during {})", failure_.message, during);
   switch (failure_.kind) {

@@ -53,6 +53,8 @@ class WorldState {
 
   /// Keeps the first failure only, then wakes every sleeper.
   void fail(Failure failure) noexcept;
+  /// Of what a rank's device threw. To be called while it is handled.
+  void fail_by_device(int rank) noexcept;
   [[nodiscard]] bool failed() const noexcept { return failed_.load(); }
   /// Valid once failed().
   [[nodiscard]] const Failure& failure() const noexcept { return failure_; }

@@ -158,8 +158,11 @@ void FaultInjector::State::damage_state(const Fault& fault, Engine* engine) cons
   const bool is_weight = fault.target == FaultTarget::weights;
   const TensorView values = is_weight ? store.master(part) : store.first_moment(part);
   if (!values) throw InputError("fault " + to_string(fault) + ": the optimizer keeps no moments; use adamw, or another target");
-  fault.kind == FaultKind::nan ? put_nan(values) : turn_exponent_bit(values, FlipStrength::subtle);
-  if (is_weight && store.has_master_copy()) ParameterStore::assign(store.stored(part), ParameterStore::values_of(values));
+  const HostView struck(store.memory(), values, Access::update);
+  fault.kind == FaultKind::nan ? put_nan(struck.view()) : turn_exponent_bit(struck.view(), FlipStrength::subtle);
+  if (is_weight && store.has_master_copy()) {
+    ParameterStore::assign(store.memory(), store.stored(part), ParameterStore::values_of(struck.view()));
+  }
 }
 
 void FaultInjector::State::strike(const Fault& fault, Engine* engine) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/rng.h"
+#include "kernels/memory.h"
 #include "optimized/comm/work_state.h"
 #include "optimized/recovery/fault_effects.h"
 
@@ -22,7 +23,7 @@ bool holds_numbers(TensorView values) {
 // An operation whose output is damaged when it is complete, and before its rank may read it.
 class DamagedWork final : public Work::State {
  public:
-  DamagedWork(Work inner, TensorView output) : inner_(std::move(inner)), output_(output) {}
+  DamagedWork(Work inner, TensorView output, Memory& memory) : inner_(std::move(inner)), output_(output), memory_(memory) {}
 
   void wait() override {
     inner_.wait_host();
@@ -38,11 +39,18 @@ class DamagedWork final : public Work::State {
 
  private:
   void damage() const noexcept {
-    if (!std::exchange(is_damaged_, true)) turn_exponent_bit(output_, FlipStrength::subtle);
+    if (std::exchange(is_damaged_, true)) return;
+    try {
+      HostView output(memory_, output_, Access::update);
+      turn_exponent_bit(output.view(), FlipStrength::subtle);
+    } catch (const std::exception&) {
+      // The device has failed, as the rank's next call to it will say.
+    }
   }
 
   Work inner_;
   TensorView output_;
+  Memory& memory_;
   mutable bool is_damaged_ = false;  // of the rank's thread, which alone waits and polls
 };
 
@@ -94,10 +102,18 @@ class FaultyCommunicator final : public Communicator {
     be_late();
     std::unique_ptr<Communicator> part = inner_.split(colour, key);
     Communicator& borrowed = *part;
-    return std::make_unique<FaultyCommunicator>(std::move(part), borrowed, faults_);
+    auto faulty = std::make_unique<FaultyCommunicator>(std::move(part), borrowed, faults_);
+    faulty->memory_ = memory_;
+    return faulty;
   }
   void abort(std::string_view reason) noexcept override { inner_.abort(reason); }
   void set_timeline(Timeline* timeline) noexcept override { inner_.set_timeline(timeline); }
+  void set_memory(Memory* memory) override {
+    memory_ = memory;
+    inner_.set_memory(memory);
+  }
+  void register_memory(void* address, std::int64_t size_bytes) override { inner_.register_memory(address, size_bytes); }
+  void deregister_memory(void* address) noexcept override { inner_.deregister_memory(address); }
   [[nodiscard]] std::int64_t bytes_sent(Purpose purpose) const noexcept override { return inner_.bytes_sent(purpose); }
 
  private:
@@ -112,12 +128,14 @@ class FaultyCommunicator final : public Communicator {
     if (!faults_.flip_next.load(std::memory_order_relaxed)) return work;
     const bool is_struck = size() > 1 && options.purpose != Purpose::other && holds_numbers(output);
     if (!is_struck || !faults_.flip_next.exchange(false)) return work;
-    return Work(std::make_shared<DamagedWork>(std::move(work), output));
+    Memory& memory = memory_ != nullptr && memory_->holds(output.data()) ? *memory_ : host_memory();
+    return Work(std::make_shared<DamagedWork>(std::move(work), output, memory));
   }
 
   std::unique_ptr<Communicator> owned_;
   Communicator& inner_;
   MessageFaults& faults_;
+  Memory* memory_ = nullptr;
 };
 
 }  // namespace

@@ -68,7 +68,8 @@ bool decode_beats(std::span<const std::byte> datagram, std::vector<Heartbeat>& b
   reader.get(count);
   reader.get(beat.attempt);
   reader.get(beat.sequence);
-  if (version != kDatagramVersion || count == 0 || datagram.size() != kDatagramHeadBytes + count * kDatagramBeatBytes) return false;
+  if (version != kDatagramVersion || count == 0 || datagram.size() != kDatagramHeadBytes + count * kDatagramBeatBytes)
+    return false;
   std::vector<Heartbeat> read;
   for (int i = 0; i < count; ++i) {
     std::uint32_t rank = 0;

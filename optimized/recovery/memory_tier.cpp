@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -103,10 +104,12 @@ class MemoryTier::State {
   [[nodiscard]] fs::path node_folder() const { return memory_node_folder(place_, node()); }
   [[nodiscard]] fs::path unfinished() const { return unfinished_folder(node_folder(), info_.next_step); }
 
-  [[nodiscard]] std::span<const std::byte> bytes_of(const CheckpointPart& part) const {
+  // Until the next call.
+  [[nodiscard]] std::span<const std::byte> bytes_of(const CheckpointPart& part) {
     const ParameterStore& store = engine_.store();
     const TensorView values = (store.*part.view)(store.parts()[part.part]).flat(part.elements.begin, part.elements.size());
-    return {static_cast<const std::byte*>(values.data()), static_cast<std::size_t>(values.size_bytes())};
+    shown_.emplace(store.memory(), values, Access::read);
+    return {static_cast<const std::byte*>(shown_->view().data()), static_cast<std::size_t>(values.size_bytes())};
   }
 
   // The work of every rank, and what each came to. False where one failed: then all know it, and the first reason is the problem.
@@ -235,6 +238,7 @@ class MemoryTier::State {
   PageKeepingFiles files_;
   std::vector<CheckpointPart> parts_;
   CheckpointInfo info_;                               // of the save that is under way
+  std::optional<HostView> shown_;                     // of a part that is being written
   std::vector<std::int64_t> steps_;                   // complete on all nodes, at most two, in the order of their saves
   std::vector<PhaseOutcome> outcomes_;                // of what all ranks did last
   std::vector<std::vector<CheckpointFile>> written_;  // by rank

@@ -11,10 +11,16 @@
 namespace tandem::adversary {
 
 LateWork::LateWork(std::shared_ptr<Line> line, Order order, Courier::Delays delays)
-    : line_(std::move(line)), order_(std::move(order)), delays_(delays), custody_(order_.input, order_.output) {}
+    : line_(std::move(line)),
+      order_(std::move(order)),
+      delays_(delays),
+      custody_(order_.input, order_.output, line_->memory_of(order_.input.size_bytes() > 0 ? order_.input : order_.output)) {
+  if (line_->lane) ready_ = line_->memory->mark();
+}
 
 void LateWork::deliver() noexcept {
   try {
+    if (ready_) line_->lane->begin_after(*ready_);
     inner_ = order_.issue(custody_.input(), custody_.output());
   } catch (...) {
     issue_error_ = std::current_exception();
@@ -47,6 +53,7 @@ void LateWork::wait() {
   }
   take_back();
   if (error) std::rethrow_exception(error);
+  if (take_back_error_) std::rethrow_exception(take_back_error_);
   if (disturbance_) {
     throw ContractError(fmt::format("rank {}: {} while {} was under way", line_->courier->rank(), *disturbance_, order_.what));
   }
@@ -59,10 +66,14 @@ bool LateWork::done() const noexcept {
   return true;
 }
 
-void LateWork::take_back() const {
+void LateWork::take_back() const noexcept {
   if (std::exchange(taken_back_, true)) return;
-  disturbance_ = custody_.disturbance();
-  custody_.hand_back();
+  try {
+    disturbance_ = custody_.disturbance();
+    custody_.hand_back();
+  } catch (...) {
+    take_back_error_ = std::current_exception();
+  }
 }
 
 void LateWork::drop() noexcept {

@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-enum Topic : std::uint8_t { kBegin = 1, kFailure, kOutcome, kQuestion, kAnswer, kLeaving, kBroken };
+enum Topic : std::uint8_t { kBegin = 1, kFailure, kOutcome, kQuestion, kAnswer, kLeaving, kBroken, kLetter };
 
 // A process that computes with every core taken still answers within milliseconds: its listening thread has nothing else to do.
 constexpr std::chrono::milliseconds kAnswerPatience{1000};
@@ -123,7 +123,7 @@ void JobControl::watch(Hooks hooks) {
     // What came before anybody listened.
     const std::scoped_lock lock(mutex_);
     const auto found = worlds_.find(number_);
-    if (found == worlds_.end()) return;
+    if (found == worlds_.end()) return;  // no letters either
     failure = broken_ ? broken_ : found->second.failure;
     for (const auto& [rank, outcome] : found->second.outcomes) {
       if (!outcome && rank != lifeline_.rank()) ended.push_back(rank);
@@ -134,6 +134,27 @@ void JobControl::watch(Hooks hooks) {
   for (const int rank : ended) {
     if (hooks_.ended) hooks_.ended(rank);
   }
+  hand_over_letters();
+}
+
+void JobControl::tell(int to, const std::string& letter) noexcept {
+  std::uint64_t number = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    number = number_;
+  }
+  lifeline_.send(to, {kLetter, number, letter});
+}
+
+// With the hooks' lock held, so that letters keep their order.
+void JobControl::hand_over_letters() {
+  if (!hooks_.told) return;
+  std::vector<std::pair<int, std::string>> letters;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (const auto found = worlds_.find(number_); found != worlds_.end()) letters.swap(found->second.letters);
+  }
+  for (const auto& [from, letter] : letters) hooks_.told(from, letter);
 }
 
 void JobControl::fail(const Failure& failure) noexcept {
@@ -269,6 +290,17 @@ void JobControl::heard(int from, const Notice& notice) {
     case kAnswer: {
       const std::scoped_lock lock(mutex_);
       if (notice.number == question_) answers_[static_cast<std::size_t>(from)] = notice.text;
+      break;
+    }
+    case kLetter: {
+      {
+        const std::scoped_lock lock(mutex_);
+        if (notice.number < number_) return;
+        worlds_[notice.number].letters.emplace_back(from, notice.text);
+        if (notice.number != number_) return;
+      }
+      const std::scoped_lock lock(hooks_mutex_);
+      hand_over_letters();
       break;
     }
     case kLeaving: {

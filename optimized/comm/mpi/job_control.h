@@ -28,6 +28,7 @@ class JobControl final : public Lifeline::Listener {
     std::function<void(const Failure&)> failed;  ///< on another rank; it travels on its own, need not be passed on
     std::function<void(int rank)> ended;         ///< the rank's body has returned
     std::function<std::string()> report;         ///< what this rank does and did last; must not block
+    std::function<void(int from, const std::string& letter)> told{};  ///< what another process has told this one in this world
   };
 
   explicit JobControl(Lifeline& lifeline);
@@ -40,6 +41,10 @@ class JobControl final : public Lifeline::Listener {
   /// processes come with different numbers of ranks.
   std::uint64_t begin(int ranks, std::uint64_t generation, std::chrono::milliseconds deadline);
   void watch(Hooks hooks);
+
+  /// Sends a letter to another process, for the world under way; letters of one process arrive in order, and wait for watch().
+  /// Never blocks. At most 1 MiB.
+  void tell(int to, const std::string& letter) noexcept;
 
   /// Tells all others that the world under way has failed.
   void fail(const Failure& failure) noexcept;
@@ -68,6 +73,7 @@ class JobControl final : public Lifeline::Listener {
     std::map<int, std::pair<int, std::uint64_t>> begun;  ///< by process: ranks and generation that it came with
     std::map<int, std::optional<Failure>> outcomes;      ///< by rank
     std::optional<Failure> failure;                      ///< the first that was heard
+    std::vector<std::pair<int, std::string>> letters{};  ///< not handed over yet
   };
   using Lock = std::unique_lock<std::mutex>;
 
@@ -75,6 +81,7 @@ class JobControl final : public Lifeline::Listener {
   void heard_broken(const Failure& failure);
   void heard_failure(std::uint64_t number, const Failure& failure);
   void heard_outcome(int from, std::uint64_t number, const std::string& text);
+  void hand_over_letters();
   [[nodiscard]] std::string own_report() const;
   void require_answers(Lock& lock, const std::function<bool(int rank)>& late, const std::string& before);
   [[noreturn]] void give_up_beginning(Lock& lock, const World& world);

@@ -243,5 +243,35 @@ TEST(JobControl, WhoLeavesEarlyIsNamedByThoseWhoGoOn) {
   }
 }
 
+TEST(JobControl, LettersOfAWorldArriveInOrderAndNotInTheNext) {
+  std::vector<std::string> heard;
+  std::promise<void> last;
+  Job job(2);
+  job.on_all([&](int rank) { job[rank].begin(2, 1, 10000ms); });
+  // Two before anybody listens, one after.
+  job[0].tell(1, "first");
+  job[0].tell(1, "second");
+  JobControl::Hooks hooks;
+  hooks.told = [&](int from, const std::string& letter) {
+    EXPECT_EQ(from, 0);
+    heard.push_back(letter);
+    if (letter == "third") last.set_value();
+  };
+  job[1].watch(hooks);
+  job[0].tell(1, "third");
+  ASSERT_EQ(last.get_future().wait_for(10s), std::future_status::ready);
+  EXPECT_EQ(heard, (std::vector<std::string>{"first", "second", "third"}));
+  job[1].watch({});
+  job[0].tell(1, "of a world that is over");
+  job.on_all([&](int rank) { EXPECT_FALSE(job[rank].end({}).has_value()); });
+  job.on_all([&](int rank) { job[rank].begin(2, 2, 10000ms); });
+  job[1].watch(hooks);
+  last = std::promise<void>();
+  job[0].tell(1, "third");
+  ASSERT_EQ(last.get_future().wait_for(10s), std::future_status::ready);
+  EXPECT_EQ(heard.size(), 4U);
+  job.on_all([&](int rank) { EXPECT_FALSE(job[rank].end({}).has_value()); });
+}
+
 }  // namespace
 }  // namespace tandem

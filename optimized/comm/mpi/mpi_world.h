@@ -16,6 +16,17 @@ namespace tandem {
 void run_mpi_world(const WorldOptions& options, const std::function<void(Communicator&)>& body);
 [[nodiscard]] JobShape mpi_job_shape();
 
+class JobControl;
+class Lifeline;
+/// How the processes of the job that mpirun started reach each other apart from MPI, for a transport that moves its data
+/// otherwise.
+struct JobConnection {
+  JobControl* control = nullptr;
+  const Lifeline* lifeline = nullptr;
+};
+/// Joins the job at the first call.
+[[nodiscard]] JobConnection mpi_connection();
+
 // The job of processes that this one belongs to, for the program's main path. Without a job that has been joined, nothing
 // happens.
 

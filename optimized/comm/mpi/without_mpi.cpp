@@ -15,6 +15,7 @@ namespace {
 bool has_mpi() noexcept { return false; }
 void run_mpi_world(const WorldOptions&, const std::function<void(Communicator&)>&) { refuse(); }
 JobShape mpi_job_shape() { refuse(); }
+JobConnection mpi_connection() { refuse(); }
 void require_whole_job() {}
 void on_broken_job(std::function<void(const std::string&)>) {}
 void leave_job(int) noexcept {}

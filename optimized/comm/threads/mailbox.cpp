@@ -15,6 +15,21 @@ namespace {
 
 using Phase = MailboxMessage::Phase;
 
+void move_bytes(const MessageCall& send, const MessageCall& recv) {
+  const std::int64_t bytes = send.size_bytes();
+  if (bytes == 0) return;
+  if (!recv.device) {
+    std::memcpy(recv.data, send.data, static_cast<std::size_t>(bytes));
+    return;
+  }
+  Memory& lane = *recv.device.lane;
+  for (const auto& ready : {send.device.ready, recv.device.ready}) {
+    if (ready) lane.begin_after(*ready);
+  }
+  lane.copy(send.data, recv.data, bytes);
+  if (recv.device.ready) lane.synchronize();
+}
+
 }  // namespace
 
 void MailboxMessage::advance() noexcept { (void)mailbox_.try_copy(shared_from_this()); }
@@ -59,13 +74,17 @@ void Mailbox::check_pair(MailboxMessage& send, MailboxMessage& recv) {
   const MessageCall& sent = send.call();
   const MessageCall& expected = recv.call();
   const bool agree = sent.envelope == expected.envelope && sent.elements == expected.elements && sent.dtype == expected.dtype;
-  if (!agree) {
-    send.mismatch_ = recv.mismatch_ = describe_mismatch(sent, expected, members_);
+  const bool apart = sent.size_bytes() > 0 && sent.device.place() != expected.device.place();
+  if (!agree || apart) {
+    send.mismatch_ = recv.mismatch_ = agree ? fmt::format("buffers of {} lie apart: the sender's in {}, the receiver's in {}",
+                                                          describe(sent, members_), sent.device.place(), expected.device.place())
+                                            : describe_mismatch(sent, expected, members_);
     send.other_.reset();
     recv.other_.reset();
   }
-  send.phase_.store(agree ? Phase::matched : Phase::done);
-  recv.phase_.store(agree ? Phase::matched : Phase::done);
+  const Phase phase = send.mismatch_.empty() ? Phase::matched : Phase::done;
+  send.phase_.store(phase);
+  recv.phase_.store(phase);
 }
 
 bool Mailbox::try_copy(const Entry& message) {
@@ -80,12 +99,18 @@ bool Mailbox::try_copy(const Entry& message) {
   MailboxMessage& send = message->call().sends() ? *message : *other;
   MailboxMessage& recv = message->call().sends() ? *other : *message;
   const std::int64_t begin_ns = Timeline::now_ns();
-  const std::int64_t bytes = send.call().size_bytes();
-  if (bytes > 0) std::memcpy(recv.call().data, send.call().data, static_cast<std::size_t>(bytes));
+  std::exception_ptr error;
+  try {
+    move_bytes(send.call(), recv.call());
+  } catch (...) {
+    world_.fail_by_device(members_[static_cast<std::size_t>(recv.call().rank)]);
+    error = std::current_exception();
+  }
   const std::int64_t end_ns = Timeline::now_ns();
   {
     const std::scoped_lock lock(mutex_);
     for (MailboxMessage* end : {&send, &recv}) {
+      end->error_ = error;
       end->copy_begin_ns_ = begin_ns;
       end->copy_end_ns_ = end_ns;
       end->other_.reset();
@@ -108,6 +133,7 @@ bool Mailbox::wait(const Entry& message) {
     world_.fail({Failure::Kind::contract, members_[static_cast<std::size_t>(message->call().rank)], message->mismatch_});
     throw ContractError(message->mismatch_);
   }
+  if (message->error_) std::rethrow_exception(message->error_);
   return copied;
 }
 

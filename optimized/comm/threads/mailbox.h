@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -41,12 +42,14 @@ class MailboxMessage final : public PostedMessage, public std::enable_shared_fro
   std::atomic<Phase> phase_{Phase::posted};
   std::shared_ptr<MailboxMessage> other_;  // while matched and copying
   std::string mismatch_;                   // not empty: the two ends do not agree, and nothing was copied
+  std::exception_ptr error_;               // the device's, while it copied
   std::int64_t copy_begin_ns_ = 0;
   std::int64_t copy_end_ns_ = 0;
 };
 
 /// Pairs the sends and receives of a group. The n-th send of rank a to rank b belongs to the n-th receive of b from a. Once both
-/// are posted anyone may carry the pair out; the bytes go straight from buffer to buffer.
+/// are posted anyone may carry the pair out; the bytes go straight from buffer to buffer, in a device's memory by the receive's
+/// lane.
 class Mailbox {
  public:
   using Entry = std::shared_ptr<MailboxMessage>;

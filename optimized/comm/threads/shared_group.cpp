@@ -47,6 +47,7 @@ void SharedGroup::run(int rank, Call& call, bool foreground, const std::atomic<b
     // A failure does not end this wait: others work on this rank's buffers.
     (void)parking_.wait([&] { return completed_.load() > index; }, kNoDeadline, world_->patience(foreground));
   }
+  if (broken_.load()) world_->throw_failure(describe(call));
   if (times != nullptr) times->end_ns = Timeline::now_ns();
 }
 
@@ -67,6 +68,7 @@ void SharedGroup::open(std::uint64_t index, int rank) {
     throw;
   }
   plan_.prepare({calls_.data(), calls_.size()});
+  if (Memory* const lane = lane_for(rank)) return carry_out_on(*lane, index, rank);
   if (plan_.small()) {
     (void)plan_.work(rank);
     complete(index);
@@ -76,9 +78,33 @@ void SharedGroup::open(std::uint64_t index, int rank) {
   parking_.wake();
 }
 
+// A rank without elements has none; until the operation is complete those of the others are not used for anything else.
+Memory* SharedGroup::lane_for(int rank) const noexcept {
+  if (const DeviceUse& own = calls_[at(rank)]->device) return own.lane.get();
+  for (const Call* call : calls_) {
+    if (call->device) return call->device.lane.get();
+  }
+  return nullptr;
+}
+
+void SharedGroup::carry_out_on(Memory& lane, std::uint64_t index, int rank) {
+  opened_.store(index + 1);
+  parking_.wake();
+  try {
+    plan_.work_in(lane);
+  } catch (...) {
+    world_->fail_by_device(members_[at(rank)]);
+    broken_.store(true);
+    complete(index);
+    throw;
+  }
+  complete(index);
+}
+
 void SharedGroup::check_calls() {
   const std::vector<const Call*> calls(calls_.begin(), calls_.end());
   if (const auto mismatch = find_mismatch(calls, members_)) throw ContractError(*mismatch);
+  if (const auto mixed = find_mixed_memory(calls, members_)) throw ContractError(*mixed);
 }
 
 void SharedGroup::make_groups() {

@@ -16,7 +16,8 @@ namespace tandem {
 
 /// The meeting place of the ranks of one communicator. A collective has three moments: every rank *arrives* with its call; the
 /// last one to arrive checks the calls and *opens* the operation; when all units of its plan are done it is *complete*. Between
-/// the last two, any rank works on the buffers of all.
+/// the last two, any rank works on the buffers of all. Those that lie in a device's memory the last rank works on alone, in its
+/// lane, behind what each rank's own lane had been given when it issued its call: one kernel, or a few copies, for all of them.
 ///
 /// No rank may leave while another works on its buffers. Before the operation opens, a rank that gives up (failure, deadline,
 /// cancellation) spoils the group, so that it can never open any more; after that moment it stays until completion, which waits
@@ -43,6 +44,8 @@ class SharedGroup : public WorldState::Sleepers {
   };
 
   void open(std::uint64_t index, int rank);
+  [[nodiscard]] Memory* lane_for(int rank) const noexcept;
+  void carry_out_on(Memory& lane, std::uint64_t index, int rank);
   void check_calls();
   void make_groups();
   void wait_until_open(std::uint64_t index, int rank, bool foreground, const std::atomic<bool>& cancelled);
@@ -60,6 +63,7 @@ class SharedGroup : public WorldState::Sleepers {
   TransferPlan plan_;
   Parking parking_;
   Mailbox mailbox_;
+  std::atomic<bool> broken_{false};  ///< the device failed in the operation that is complete; the world has, too
   alignas(64) std::atomic<std::uint64_t> arrivals_{0};  ///< of all collectives so far; the top bit: spoiled
   alignas(64) std::atomic<std::uint64_t> opened_{0};    ///< collectives opened so far
   alignas(64) std::atomic<std::uint64_t> completed_{0};
@@ -72,6 +76,7 @@ class SharedSeat final : public Group {
 
   std::int64_t run(Call& call, bool foreground, const std::atomic<bool>& cancelled, PhaseTimes* times) override;
   void wake() noexcept override { group_->wake(); }
+  [[nodiscard]] bool takes_device_memory() const noexcept override { return true; }
   [[nodiscard]] Posted post(MessageCall call) override;
 
  private:

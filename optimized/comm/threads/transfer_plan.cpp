@@ -40,6 +40,7 @@ void TransferPlan::prepare(std::span<const Call* const> calls) {
   width_ = static_cast<std::int64_t>(size_bytes(dtype_));
   unit_elements_ = kUnitBytes / width_;
   root_ = call.root;
+  on_device_ = std::ranges::any_of(calls, [](const Call* one) { return one->device.lane != nullptr; });
   std::int64_t first = 0;
   for (int rank = 0; rank < ranks_; ++rank) {
     Part& part = parts_[at(rank)];
@@ -48,6 +49,8 @@ void TransferPlan::prepare(std::span<const Call* const> calls) {
       part.elements = call.counts[at(rank)];
     } else if (kind_ == CallKind::all_to_all) {
       part.elements = sum_before(calls[at(rank)]->receive_counts, ranks_);
+    } else if (on_device_) {
+      part.elements = rank == 0 ? call.elements : 0;
     } else {
       part.elements = balanced_part(call.elements, ranks_, rank).size();
     }
@@ -63,6 +66,7 @@ void TransferPlan::cut_into_units() noexcept {
     part.next.store(0, std::memory_order_relaxed);
     part.units = (part.elements + unit_elements_ - 1) / unit_elements_;
     if (kind_ == CallKind::all_to_all && part.elements > 0) part.units = ranks_;  // one for each sender
+    if (on_device_) part.units = 0;
     units_ += part.units;
     elements += part.elements;
   }
@@ -93,13 +97,9 @@ std::int64_t TransferPlan::work_on(int owner, Streams& streams) noexcept {
   return done;
 }
 
-void TransferPlan::run_unit(int owner, std::int64_t unit, Streams& streams) noexcept {
-  if (kind_ == CallKind::all_to_all) return exchange(owner, static_cast<int>((owner + unit) % ranks_));
-
-  const Part& part = parts_[at(owner)];
-  const std::int64_t first = unit * unit_elements_;  // in the part
-  const std::int64_t count = std::min(unit_elements_, part.elements - first);
-  const std::int64_t in_whole = (part.first + first) * width_;
+// Addresses of elements [first, first + count) of the part.
+void TransferPlan::find_streams(int owner, std::int64_t first, Streams& streams) const {
+  const std::int64_t in_whole = (parts_[at(owner)].first + first) * width_;
   streams.sources.clear();
   streams.destinations.clear();
   for (int rank = 0; rank < ranks_; ++rank) {
@@ -110,7 +110,18 @@ void TransferPlan::run_unit(int owner, std::int64_t unit, Streams& streams) noex
     if (is_destination)
       streams.destinations.push_back(call.output + (kind_ == CallKind::reduce_scatter ? first * width_ : in_whole));
   }
-  if (kind_ == CallKind::all_reduce || kind_ == CallKind::reduce_scatter) {
+}
+
+void TransferPlan::run_unit(int owner, std::int64_t unit, Streams& streams) noexcept {
+  if (kind_ == CallKind::all_to_all) {
+    const Run run = exchanged(owner, static_cast<int>((owner + unit) % ranks_));
+    if (run.bytes > 0) std::memcpy(run.to, run.from, static_cast<std::size_t>(run.bytes));
+    return;
+  }
+  const std::int64_t first = unit * unit_elements_;  // in the part
+  const std::int64_t count = std::min(unit_elements_, parts_[at(owner)].elements - first);
+  find_streams(owner, first, streams);
+  if (sums()) {
     sum_in_order(dtype_, streams.sources, streams.destinations, count);
     return;
   }
@@ -120,13 +131,41 @@ void TransferPlan::run_unit(int owner, std::int64_t unit, Streams& streams) noex
   }
 }
 
-void TransferPlan::exchange(int receiver, int sender) noexcept {
+TransferPlan::Run TransferPlan::exchanged(int receiver, int sender) const noexcept {
   const Call& from = *calls_[at(sender)];
   const Call& to = *calls_[at(receiver)];
-  const std::int64_t count = from.counts[at(receiver)];
-  if (count == 0) return;
-  std::memcpy(to.output + sum_before(to.receive_counts, sender) * width_, from.input + sum_before(from.counts, receiver) * width_,
-              static_cast<std::size_t>(count * width_));
+  return {from.input + sum_before(from.counts, receiver) * width_, to.output + sum_before(to.receive_counts, sender) * width_,
+          from.counts[at(receiver)] * width_};
+}
+
+void TransferPlan::work_in(Memory& lane) {
+  bool is_alone = true;
+  for (const Call* call : calls_) {
+    if (!call->device.ready) continue;
+    lane.begin_after(*call->device.ready);
+    is_alone = false;
+  }
+  for (int owner = 0; owner < ranks_; ++owner) {
+    if (parts_[at(owner)].elements > 0) issue_part(owner, lane);
+  }
+  if (!is_alone) lane.synchronize();
+}
+
+void TransferPlan::issue_part(int owner, Memory& lane) {
+  if (kind_ == CallKind::all_to_all) {
+    for (int sender = 0; sender < ranks_; ++sender) {
+      const Run run = exchanged(owner, sender);
+      if (run.bytes > 0) lane.copy(run.from, run.to, run.bytes);
+    }
+    return;
+  }
+  Streams& streams = streams_[at(owner)];
+  const std::int64_t count = parts_[at(owner)].elements;
+  find_streams(owner, 0, streams);
+  if (sums() && ranks_ > 1) return lane.sum_in_order(dtype_, streams.sources, streams.destinations, count);
+  for (std::byte* destination : streams.destinations) {
+    if (destination != streams.sources[0]) lane.copy(streams.sources[0], destination, count * width_);
+  }
 }
 
 }  // namespace tandem

@@ -16,6 +16,8 @@ namespace tandem {
 /// done with their own take those of others, so that nobody waits for a rank that the scheduler has put aside. Which thread does
 /// a unit changes no bit: a sum is formed element by element, in rank order.
 ///
+/// Buffers in a device's memory are not cut: the device is not the faster for it.
+///
 /// One object serves all collectives of a group, one after the other. prepare() is called by one thread while no other uses the
 /// object; work() by all.
 class TransferPlan {
@@ -29,6 +31,8 @@ class TransferPlan {
   [[nodiscard]] bool empty() const noexcept { return units_ == 0; }
   /// Does units until none is left. Returns true to the thread that finished the last one.
   [[nodiscard]] bool work(int rank) noexcept;
+  /// Of buffers in a device's memory: issues everything to this lane, behind the points that the calls name, and synchronises it.
+  void work_in(Memory& lane);
 
  private:
   struct alignas(64) Part {
@@ -44,10 +48,20 @@ class TransferPlan {
     std::vector<std::byte*> destinations;
   };
 
+  /// What an all_to_all moves from one rank to another.
+  struct Run {
+    const std::byte* from;
+    std::byte* to;
+    std::int64_t bytes;
+  };
+
   void cut_into_units() noexcept;
+  void find_streams(int owner, std::int64_t first, Streams& streams) const;
+  [[nodiscard]] bool sums() const noexcept { return kind_ == CallKind::all_reduce || kind_ == CallKind::reduce_scatter; }
   [[nodiscard]] std::int64_t work_on(int owner, Streams& streams) noexcept;
   void run_unit(int owner, std::int64_t unit, Streams& streams) noexcept;
-  void exchange(int receiver, int sender) noexcept;
+  [[nodiscard]] Run exchanged(int receiver, int sender) const noexcept;
+  void issue_part(int owner, Memory& lane);
 
   const int ranks_;
   CallKind kind_ = CallKind::barrier;
@@ -56,6 +70,7 @@ class TransferPlan {
   std::int64_t unit_elements_ = 1;
   int root_ = -1;
   bool small_ = true;
+  bool on_device_ = false;
   std::int64_t units_ = 0;
   std::vector<Part> parts_;
   std::vector<const Call*> calls_;
