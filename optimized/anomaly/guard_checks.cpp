@@ -43,13 +43,14 @@ std::string AnomalyGuard::State::own_state() {
   std::map<std::uint64_t, std::uint64_t> hashes;
   for (const StatePiece& piece : state_pieces(store)) {
     const LocalParameter& parameter = store.parameters()[piece.parameter];
+    const HostView values(store.memory(), piece.values, Access::read);
     TensorLook seen;
     if (piece.whole && has_copies(parameter, groups)) {
       std::uint64_t& hash = hashes[replica_group(parameter, groups.grid(), groups.rank())];
-      seen = look_at(piece.values, hash);
+      seen = look_at(values.view(), hash);
       hash = seen.hash;
     } else {
-      seen = range_of(piece.values);
+      seen = range_of(values.view());
     }
     bytes_ += piece.values.size_bytes();
     if (!seen.finite) {
@@ -120,7 +121,8 @@ void AnomalyGuard::State::name_divergence(const CopyDivergence& divergence, Find
   for (const StatePiece& piece : state_pieces(store)) {
     const LocalParameter& parameter = store.parameters()[piece.parameter];
     if (!piece.whole || replica_group(parameter, groups.grid(), groups.rank()) != divergence.group) continue;
-    own.emplace_back(piece.name, look_at(piece.values).hash);
+    const HostView values(store.memory(), piece.values, Access::read);
+    own.emplace_back(piece.name, look_at(values.view()).hash);
     bytes_ += piece.values.size_bytes();
   }
   std::vector<NamedHashes> all;

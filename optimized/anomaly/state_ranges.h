@@ -18,7 +18,7 @@ struct TensorLook {
   double largest = 0;      ///< magnitude; infinite where not finite
   std::uint64_t hash = 0;  ///< of the bytes, continued from the seed
 };
-/// `values`: fp64, fp32, bf16 or fp16. Blocks that fit a cache are read for range and hash together.
+/// `values`: fp64, fp32, bf16 or fp16, in the host's memory. Blocks that fit a cache are read for range and hash together.
 [[nodiscard]] TensorLook look_at(TensorView values, std::uint64_t seed = 0);
 /// The same without the hash.
 [[nodiscard]] TensorLook range_of(TensorView values);

@@ -36,7 +36,10 @@ ShardSpec in_rank_order(ShardSpec shard, const PitfallSet& pitfalls) {
 class Tensors {
  public:
   Tensors(const fs::path& step_folder, const CheckpointManifest& manifest, const Engine& engine)
-      : file_((step_folder / kManifestName).string()), pitfalls_(engine.context().pitfalls), reader_(step_folder, manifest) {
+      : file_((step_folder / kManifestName).string()),
+        pitfalls_(engine.context().pitfalls),
+        memory_(engine.store().memory()),
+        reader_(step_folder, manifest) {
     for (const CheckpointTensor& tensor : manifest.tensors) {
       CheckpointTensor& known = tensors_[tensor.name] = tensor;
       for (CheckpointPiece& piece : known.pieces) piece.shard = in_rank_order(std::move(piece.shard), pitfalls_);
@@ -52,7 +55,9 @@ class Tensors {
       throw InputError(fmt::format("{}: {} is {}, the model needs {}", file_, name, to_string(found->second.shape),
                                    to_string(shard.global_shape)));
     }
-    reader_.read(found->second, in_rank_order(shard, pitfalls_), target);
+    HostView host(memory_, target, Access::write);
+    reader_.read(found->second, in_rank_order(shard, pitfalls_), host.view());
+    host.finish();
   }
 
  private:
@@ -76,6 +81,7 @@ class Tensors {
 
   std::string file_;
   const PitfallSet& pitfalls_;
+  Memory& memory_;
   std::map<std::string, CheckpointTensor, std::less<>> tensors_;
   PieceReader reader_;
 };

@@ -152,7 +152,7 @@ TEST(CompressedSync, EndsTheWorldWhereARankLeavesWithASumUnderWay) {
     const auto kernels = make_cpu_kernels({});
     ProcessGroups groups(comm, config.plan);
     std::vector<float> gradients(static_cast<std::size_t>(buckets_of(config.plan, parameters).front().elements.size()));
-    CompressedSync sync({&comm, kernels.get(), &arena, nullptr, {}, {}}, config.plan, 1, groups, parameters);
+    CompressedSync sync({&comm, kernels.get(), &arena, nullptr, {}, {}}, arena, config.plan, 1, groups, parameters);
     sync.begin_step(0, 1);
     if (comm.rank() == 1) comm.barrier();
     static_cast<void>(sync.start(0, view_of(gradients, {std::ssize(gradients)}), Progress::background));

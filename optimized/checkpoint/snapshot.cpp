@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/checkpoint/snapshot.h"
 
-#include <cstring>
 #include <map>
 
 #include "optimized/zero/ownership.h"
@@ -96,7 +95,8 @@ void Snapshot::reserve(const Engine& engine) {
 
 void Snapshot::take(Engine& engine) {
   reserve(engine);
-  const bool aliases = engine.context().pitfalls.on(Pitfall::snapshot_aliases_live_state);
+  // Nothing of a device's memory can be aliased.
+  const bool aliases = engine.context().pitfalls.on(Pitfall::snapshot_aliases_live_state) && engine.store().memory().on_host();
   live_.clear();
   const ParameterStore& store = engine.store();
   for (std::size_t i = 0; i < parts_.size(); ++i) {
@@ -106,8 +106,7 @@ void Snapshot::take(Engine& engine) {
       live_.push_back(source);
       continue;
     }
-    std::memcpy(static_cast<std::byte*>(memory_.data()) + offsets_[i], source.data(),
-                static_cast<std::size_t>(source.size_bytes()));
+    read_tensor(store.memory(), source, static_cast<std::byte*>(memory_.data()) + offsets_[i]);
   }
   residuals_ = residual_snapshot(engine);
 }

@@ -70,12 +70,14 @@ std::int64_t compressed_state_bytes(const TrainingPlan& plan, const ProcessGrid&
   return 8 * elements;  // fp32, and those of the next step
 }
 
-CompressedSync::CompressedSync(const RankContext& context, const TrainingPlan& plan, std::uint64_t seed, ProcessGroups& groups,
-                               const std::vector<LocalParameter>& parameters)
-    : groups_(groups),
+CompressedSync::CompressedSync(const RankContext& context, Arena& coded, const TrainingPlan& plan, std::uint64_t seed,
+                               ProcessGroups& groups, const std::vector<LocalParameter>& parameters)
+    : memory_(context.kernels->memory()),
+      groups_(groups),
       buckets_(buckets_of(plan, parameters)),
-      reduction_(*context.arena, options_of(context, plan, seed, groups, parameters)) {
+      reduction_(coded, options_of(context, plan, seed, groups, parameters)) {
   if (!plan.overlap.gradients) return;
+  lane_ = memory_.new_lane();
   const auto of_thread = [&](GroupAxis axis) -> std::unique_ptr<Communicator> {
     if (groups.size(axis) == 1) return nullptr;
     return groups.of(axis).split(0, groups.of(axis).rank());
@@ -99,11 +101,15 @@ CompressedSync::~CompressedSync() {
 std::function<void()> CompressedSync::start(int bucket, TensorView gradients, Progress progress) {
   const GroupAxis axis = buckets_.at(static_cast<std::size_t>(bucket)).axis();
   if (progress == Progress::on_wait || !thread_.joinable()) {
-    reduction_.reduce(groups_.of(axis), gradients, bucket, Progress::on_wait);
+    reduce(memory_, groups_.of(axis), gradients, bucket, Progress::on_wait);
     return {};
   }
   Communicator* const comm = axis == GroupAxis::gradient ? dense_.get() : experts_.get();
-  std::packaged_task<void()> task([=, this] { reduction_.reduce(*comm, gradients, bucket, Progress::background); });
+  std::packaged_task<void()> task([=, this, complete = memory_.mark()] {
+    lane_->begin_after(*complete);
+    reduce(*lane_, *comm, gradients, bucket, Progress::background);
+    lane_->synchronize();
+  });
   const std::shared_future<void> done = task.get_future().share();
   {
     const std::scoped_lock lock(mutex_);
@@ -111,6 +117,12 @@ std::function<void()> CompressedSync::start(int bucket, TensorView gradients, Pr
   }
   changed_.notify_all();
   return [done] { done.get(); };
+}
+
+void CompressedSync::reduce(Memory& lane, Communicator& replicas, TensorView gradients, int bucket, Progress progress) {
+  HostView host(lane, gradients, Access::update);
+  reduction_.reduce(replicas, host.view(), bucket, progress);
+  host.finish();
 }
 
 void CompressedSync::work(const std::stop_token& stop) {

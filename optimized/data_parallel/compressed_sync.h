@@ -36,8 +36,10 @@ namespace tandem {
 /// rank computes. Buckets are reduced one at a time, in the order in which they were started.
 class CompressedSync {
  public:
-  /// Collective over the groups: with overlap they are split. Borrows context, groups and what they point to.
-  CompressedSync(const RankContext& context, const TrainingPlan& plan, std::uint64_t seed, ProcessGroups& groups,
+  /// Collective over the groups: with overlap they are split. Borrows context, groups and what they point to. `coded`: where
+  /// codes and residuals lie; in the host's memory, for that is where they are made, of gradients that are read from a device and
+  /// whose sums are written back.
+  CompressedSync(const RankContext& context, Arena& coded, const TrainingPlan& plan, std::uint64_t seed, ProcessGroups& groups,
                  const std::vector<LocalParameter>& parameters);
   /// Where a bucket is still under way, a failure is: the world is aborted so that nobody waits for this rank.
   ~CompressedSync();
@@ -57,7 +59,10 @@ class CompressedSync {
 
  private:
   void work(const std::stop_token& stop);
+  void reduce(Memory& lane, Communicator& replicas, TensorView gradients, int bucket, Progress progress);
 
+  Memory& memory_;                // of the gradients: the lane of the rank's thread
+  std::unique_ptr<Memory> lane_;  // of the thread below
   ProcessGroups& groups_;
   std::vector<GradientBucket> buckets_;
   CompressedReduction reduction_;

@@ -35,7 +35,10 @@ void planted_half_sum(const RankContext& context, Communicator& comm, std::span<
 }  // namespace
 
 void all_reduce_mean_f16(const RankContext& context, Communicator& comm, TensorView values, const CommOptions& options) {
-  const std::span<float> elements = values.as<float>();
+  // The sums are the host's: on a device the exchange is one of copies.
+  Memory& memory = context.kernels->memory();
+  HostView host(memory, values, Access::update);
+  const std::span<float> elements = host.view().as<float>();
   // The sum must not be formed in half precision, nor may a value be divided before it is summed.
   if (context.pitfalls.on(Pitfall::half_reduction_sums_before_dividing) ||
       context.pitfalls.on(Pitfall::half_reduction_divides_before_summing)) {
@@ -50,8 +53,10 @@ void all_reduce_mean_f16(const RankContext& context, Communicator& comm, TensorV
 
   const Arena::Buffer wire_memory = context.arena->allocate(DType::u16, values.shape(), MemoryCategory::communication);
   const Arena::Buffer parts_memory = context.arena->allocate(DType::u16, {ranks * mine.size()}, MemoryCategory::communication);
-  const std::span<std::uint16_t> wire = wire_memory.view(DType::u16, values.shape()).as<std::uint16_t>();
-  const std::span<std::uint16_t> parts = parts_memory.view(DType::u16, {ranks * mine.size()}).as<std::uint16_t>();
+  const HostView wire_view(memory, wire_memory.view(DType::u16, values.shape()), Access::write);
+  const HostView parts_view(memory, parts_memory.view(DType::u16, {ranks * mine.size()}), Access::write);
+  const std::span<std::uint16_t> wire = wire_view.view().as<std::uint16_t>();
+  const std::span<std::uint16_t> parts = parts_view.view().as<std::uint16_t>();
   to_half(elements, wire, 1.0F);
   comm.all_to_all(half_view(wire), counts, half_view(parts), mine_from_each, options).wait_host();
   const auto size = static_cast<std::size_t>(mine.size());

@@ -33,13 +33,27 @@ int data_rank(const ProcessGroups& groups, const PitfallSet& pitfalls) {
   return groups.here().data;
 }
 
+// Before the groups are split off: they move what lies there as their world does.
+RankContext with_memory(const RankContext& context) {
+  TANDEM_CHECK(&context.arena->memory() == &context.kernels->memory() ||
+                   (context.arena->memory().on_host() && context.kernels->memory().on_host()),
+               "the arena must be in the kernels' memory");
+  if (!context.kernels->memory().on_host()) context.world->set_memory(&context.kernels->memory());
+  return context;
+}
+
+// On a device, what compression does is done by the host.
+bool needs_host_arena(const RankContext& context, const TrainingPlan& plan) {
+  return plan.offload == "optimizer" || (CompressedSync::is_active(plan) && !context.kernels->memory().on_host());
+}
+
 }  // namespace
 
 Engine::Engine(const RankContext& context, EngineOptions options)
-    : context_(context),
+    : context_(with_memory(context)),
       options_(checked(std::move(options))),
       groups_(*context.world, options_.plan, context.pitfalls),
-      host_(options_.plan.offload == "optimizer" ? std::make_unique<Arena>() : nullptr),
+      host_(needs_host_arena(context, options_.plan) ? std::make_unique<Arena>() : nullptr),
       store_(*context.arena, options_.model, options_.plan, options_.optimizer.kind, context.world->rank(), host_.get(),
              context.pitfalls),
       fp8_(fp8_of(options_, context.pitfalls)),
@@ -48,10 +62,30 @@ Engine::Engine(const RankContext& context, EngineOptions options)
       scaler_(options_.plan.loss_scale, scales_loss_dynamically(options_.plan), scales_loss(options_.plan), context.pitfalls),
       buckets_(buckets_of(options_.plan, store_.parameters())) {
   if (options_.on_activation) {
-    stage_.set_output_observer([this](int layer, TensorView output) { options_.on_activation(current_step_, layer, output); });
+    stage_.set_output_observer([this](int layer, TensorView output) {
+      HostView host(context_.kernels->memory(), output, Access::update);
+      options_.on_activation(current_step_, layer, host.view());
+      host.finish();
+    });
   }
   if (!CompressedSync::is_active(options_.plan)) return;
-  compressed_ = std::make_unique<CompressedSync>(context_, options_.plan, options_.dropout_seed, groups_, store_.parameters());
+  Arena& coded = context_.kernels->memory().on_host() ? *context_.arena : *host_;
+  compressed_ =
+      std::make_unique<CompressedSync>(context_, coded, options_.plan, options_.dropout_seed, groups_, store_.parameters());
+}
+
+Engine::~Engine() {
+  if (context_.kernels->memory().on_host()) return;
+  // A step that was broken off may have put sums off that are members of this.
+  const auto try_to = [](const auto& action) {
+    try {
+      action();
+    } catch (const std::exception&) {
+      // The device or the world has failed: whoever works with it next is told.
+    }
+  };
+  try_to([&] { context_.kernels->synchronize(); });
+  try_to([&] { context_.world->set_memory(nullptr); });  // the world may outlive the kernels
 }
 
 StepInputs Engine::inputs_of(const Batch& global_batch, const GlobalBatch& dealt, std::int64_t step, bool training) const {
@@ -86,6 +120,8 @@ StepResult Engine::train_step(const Batch& global_batch, std::int64_t step) {
   if (program_sequence_ != global_batch.sequence) {
     program_ = lower(options_.plan, options_.model, global_batch.sequence, groups_.rank(), context_.pitfalls);
     program_sequence_ = global_batch.sequence;
+    segments_ = records_graphs() ? graph_segments(program_) : std::vector<GraphSegment>();
+    arena_has_grown_ = false;
   }
   SpanScope span(context_.timeline, fmt::format("step {}", step), Activity::step, static_cast<int>(step));
   StepState state{global_batch, step};
@@ -98,7 +134,7 @@ StepResult Engine::train_step(const Batch& global_batch, std::int64_t step) {
   if (groups_.grid().size() == 1) know_tokens(state);
   zero_gradients();
   if (compressed_) compressed_->begin_step(step, scaler_.scale());
-  for (OperationId id = 0; id < std::ssize(program_); ++id) execute(id, state);
+  execute_all(state);
   stage_.finish_messages();
   if (groups_.grid().size() == 1) {
     share_totals(state);
@@ -107,6 +143,31 @@ StepResult Engine::train_step(const Batch& global_batch, std::int64_t step) {
   if (fp8_ && state.result.retry) fp8_->forget_step();
   if (context_.progress != nullptr) context_.progress->busy_ns.store(busy_ns_, std::memory_order_relaxed);  // of whole steps
   return state.result;
+}
+
+// Nothing that needs numbers, waits for messages or looks at tensors while a micro-batch is computed.
+bool Engine::records_graphs() const {
+  const ParallelDegrees& degrees = options_.plan.parallel;
+  const bool alone = degrees.tensor == 1 && degrees.pipeline == 1 && degrees.context == 1;
+  return !context_.kernels->memory().on_host() && alone && options_.model.experts == 0 && !fp8_ && !context_.trace &&
+         !options_.on_activation && !options_.injected_seconds && !context_.pitfalls.any();
+}
+
+void Engine::execute_all(StepState& state) {
+  // A reservation would become part of the graph: the first step takes what all of them need.
+  auto segment = arena_has_grown_ ? segments_.begin() : segments_.end();
+  for (OperationId id = 0; id < std::ssize(program_); ++id) {
+    const bool inside = segment != segments_.end() && id >= segment->begin;
+    if (inside && id == segment->begin) {
+      wait_for_background(program_, program_[static_cast<std::size_t>(id)]);
+      context_.kernels->begin_graph(segment->key);
+    }
+    execute(id, state);
+    if (!inside || id + 1 < segment->end) continue;
+    context_.kernels->end_graph();
+    ++segment;
+  }
+  arena_has_grown_ = true;
 }
 
 void Engine::execute(OperationId id, StepState& state) {
@@ -129,7 +190,7 @@ void Engine::execute(OperationId id, StepState& state) {
       const BusyScope busy(context_.progress, busy_ns_);
       const SpanScope span(context_.timeline, context_.timeline != nullptr ? to_string(op) : std::string(), Activity::compute,
                            static_cast<int>(state.step));
-      stage_.compute(op);
+      stage_.compute(op, id + 1 < std::ssize(program_) ? &op + 1 : nullptr);
       if (options_.injected_seconds) {
         std::this_thread::sleep_for(std::chrono::duration<double>(options_.injected_seconds(op)));
       }
@@ -253,6 +314,7 @@ double Engine::loss_scale(const Batch& part, const StepState& state) const {
 
 void Engine::share_totals(StepState& state) {
   state.totals_shared = true;
+  context_.kernels->synchronize();  // adds what the loss has put off
   const StageTotals own = stage_.take_totals();
   std::vector<double> sums = {own.loss_sum, own.auxiliary_loss, static_cast<double>(own.kept), static_cast<double>(own.dropped)};
   if (options_.model.experts == 0) sums.resize(1);
@@ -291,7 +353,7 @@ double Engine::evaluate(const Batch& global_batch) {
     switch (op.kind) {
       case OpKind::allocate: allocate(op); break;
       case OpKind::free: free(op); break;
-      case OpKind::compute: stage_.compute(op); break;
+      case OpKind::compute: stage_.compute(op, id + 1 < std::ssize(evaluation_) ? &op + 1 : nullptr); break;
       case OpKind::communicate:
         if (op.purpose == Purpose::activation) start(id, op, {stage_.communicate(op), {}});
         if (op.purpose == Purpose::parameter) gather_parameters(id, op);
@@ -300,6 +362,7 @@ double Engine::evaluate(const Batch& global_batch) {
     }
   }
   stage_.finish_messages();
+  context_.kernels->synchronize();
   const Coordinates here = groups_.here();
   const double loss_sum = stage_.take_totals().loss_sum;
   std::vector<double> sums = {here.tensor == 0 ? loss_sum : 0.0, here.tensor == 0 && here.pipeline == 0 ? tokens : 0.0};

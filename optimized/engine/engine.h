@@ -16,6 +16,7 @@
 #include "optimized/data_parallel/compressed_sync.h"
 #include "optimized/data_parallel/gradient_sync.h"
 #include "optimized/engine/gpt_stage.h"
+#include "optimized/engine/graph_segments.h"
 #include "optimized/engine/parameter_store.h"
 #include "optimized/engine/rank_context.h"
 #include "optimized/engine/update_gate.h"
@@ -40,10 +41,10 @@ struct EngineOptions {
   /// ranks. Not asked where the loss scaler has found an overflow. Empty: every update is applied.
   std::function<UpdateDecision(const UpdateSigns&)> gate = {};
   /// Called in training steps with the output of each block of this rank's forward pass, [tokens, hidden], as later blocks read
-  /// it: to look at it, or to put a fault into it. Empty: nobody.
+  /// it: to look at it, or to put a fault into it; on a device a copy of the host's, which is put back. Empty: nobody.
   std::function<void(std::int64_t step, int layer, TensorView output)> on_activation = {};
   /// Called with each part of this rank's own gradients just before it is summed over the replicas (once a step where there are
-  /// none), to put a fault into it. Empty: nobody.
+  /// none), to put a fault into it; on a device as on_activation. Empty: nobody.
   std::function<void(std::int64_t step, TensorView gradients)> touch_gradients = {};
   /// The scheduled learning rate is multiplied by it. Empty: 1.
   std::function<double(std::int64_t step)> learning_rate_factor = {};
@@ -67,7 +68,12 @@ struct StepResult {
 class Engine {
  public:
   /// Throws InputError where the plan is not legal for the model. Parameters are not set: initialise or assign them.
+  /// The arena lies in the memory of the kernels (ContractError). On a device the world is told of it (Communicator::set_memory)
+  /// until the end of the engine: one engine of a world at a time.
   Engine(const RankContext& context, EngineOptions options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
 
   [[nodiscard]] ParameterStore& store() noexcept { return store_; }
   [[nodiscard]] const ParameterStore& store() const noexcept { return store_; }
@@ -114,7 +120,9 @@ class Engine {
     std::function<void()> then{};
   };
   [[nodiscard]] StepInputs inputs_of(const Batch& global_batch, const GlobalBatch& dealt, std::int64_t step, bool training) const;
+  void execute_all(StepState& state);
   void execute(OperationId id, StepState& state);
+  [[nodiscard]] bool records_graphs() const;
   void start(OperationId id, const Operation& operation, UnderWay under_way);
   void wait_for_background(const StepProgram& program, const Operation& operation);
   void allocate(const Operation& operation);
@@ -148,7 +156,7 @@ class Engine {
   RankContext context_;
   EngineOptions options_;
   ProcessGroups groups_;
-  std::unique_ptr<Arena> host_;  // optimizer state that is offloaded; else null
+  std::unique_ptr<Arena> host_;  // of what is left with the host; else null
   ParameterStore store_;
   std::optional<Fp8Scaling> fp8_;
   GptStage stage_;
@@ -159,6 +167,8 @@ class Engine {
   std::map<OperationId, UnderWay> under_way_;   // of the program that is executed
   StepProgram program_;
   std::int64_t program_sequence_ = -1;
+  std::vector<GraphSegment> segments_;  // of the program, where it is executed as graphs
+  bool arena_has_grown_ = false;        // to what the program needs: it has been executed once
   StepProgram evaluation_;
   std::pair<std::int64_t, std::int64_t> evaluation_shape_{-1, -1};  // rows, sequence
   std::int64_t current_step_ = 0;

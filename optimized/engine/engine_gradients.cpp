@@ -2,7 +2,6 @@
 // From the gradients of this rank's own work to the update: sums over the ranks that share a parameter, norm, clipping,
 // optimizer.
 #include <cmath>
-#include <cstring>
 
 #include <fmt/format.h>
 
@@ -43,7 +42,11 @@ void Engine::zero_gradients() {
 
 void Engine::show_own_gradients(TensorView gradients, StepState& state) {
   state.touched = true;
-  if (options_.touch_gradients) options_.touch_gradients(state.step, gradients);
+  if (options_.touch_gradients) {
+    HostView host(context_.kernels->memory(), gradients, Access::update);
+    options_.touch_gradients(state.step, host.view());
+    host.finish();
+  }
   // Once they are summed, what one rank got wrong is everywhere.
   if (options_.gate && !std::isfinite(context_.kernels->squared_norm(gradients))) state.own_gradients_finite = false;
 }
@@ -92,16 +95,14 @@ void Engine::reduce_tensor_partials(const Operation& op) {
       begin += gradient.num_elements();
     }
   };
-  const auto copy = [](TensorView from, TensorView to) {
-    std::memcpy(to.data(), from.data(), static_cast<std::size_t>(from.size_bytes()));
-  };
-  for_each_part([&](TensorView gradient, TensorView part) { copy(gradient, part); });
+  Memory& lane = context_.kernels->memory();
+  for_each_part([&](TensorView gradient, TensorView part) { copy(lane, gradient, part); });
   all_reduce(groups_.of(GroupAxis::tensor), memory.view(dtype, {elements}), {op.purpose, to_string(op)});
   // Parts of a sum are added, not averaged.
   if (context_.pitfalls.on(Pitfall::norm_gradient_averaged)) {
     context_.kernels->scale(memory.view(dtype, {elements}), 1.0 / options_.plan.parallel.tensor);
   }
-  for_each_part([&](TensorView gradient, TensorView part) { copy(part, gradient); });
+  for_each_part([&](TensorView gradient, TensorView part) { copy(lane, part, gradient); });
 }
 
 Engine::UnderWay Engine::reduce_bucket(int bucket, Progress progress) {
@@ -222,6 +223,7 @@ UpdateDecision Engine::ask_gate(StepState& state) {
   if (!options_.gate || state.overflowed) return {};
   UpdateSigns signs;
   signs.step = state.step;
+  context_.kernels->synchronize();  // adds what the loss has put off
   signs.loss_sum = groups_.here().tensor == 0 ? stage_.totals().loss_sum : 0.0;
   signs.valid_tokens = static_cast<std::int64_t>(state.valid_tokens);
   signs.gradient_norm = state.result.gradient_norm;

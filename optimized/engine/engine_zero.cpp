@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ZeRO: gradients are reduced to the rank that keeps them, parameters are gathered for those that compute with them.
 #include <algorithm>
-#include <cstring>
 
 #include "optimized/engine/step_state.h"
 
@@ -9,10 +8,11 @@ namespace tandem {
 namespace {
 
 // Planted: this rank lays the bucket out in the order in which its gradients became ready, here the last tensor first.
-void rotate_by_last_tensor(const ParameterStore& store, int unit_index) {
+void rotate_by_last_tensor(ParameterStore& store, int unit_index) {
   const GradientBucket& unit = store.units()[static_cast<std::size_t>(unit_index)];
   const std::int64_t last = store.parameters()[static_cast<std::size_t>(unit.parameters.end - 1)].num_elements();
-  const TensorView gradients = store.unit_gradients(unit_index);
+  HostView host(store.memory(), store.unit_gradients(unit_index), Access::update);
+  const TensorView gradients = host.view();
   auto* const begin = static_cast<std::byte*>(gradients.data());
   std::byte* const end = begin + gradients.size_bytes();
   std::rotate(begin, end - last * static_cast<std::int64_t>(size_bytes(gradients.dtype())), end);

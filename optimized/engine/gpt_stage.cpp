@@ -285,7 +285,19 @@ Operation GptStage::begin(const Operation& op) {
   return done;
 }
 
-void GptStage::compute(const Operation& op) { do_compute(begin(op)); }
+// One pass over memory instead of two, which is what these operations take time for on a device. Who traces sees each by itself.
+bool GptStage::merges_norm_2(const Operation& op, const Operation* next) const {
+  if (context_.kernels->memory().on_host() || next == nullptr || context_.trace) return false;
+  const bool forward = op.phase == Phase::forward || op.phase == Phase::recompute;
+  return forward && op.part == Part::attention_merge && next->kind == OpKind::compute && next->part == Part::norm_2 &&
+         next->phase == op.phase && next->layer == op.layer && next->micro_batch == op.micro_batch && next->chunk == op.chunk;
+}
+
+void GptStage::compute(const Operation& op, const Operation* next) {
+  norm_2_follows_ = merges_norm_2(op, next);
+  do_compute(begin(op));
+}
+
 Work GptStage::communicate(const Operation& op) { return do_communicate(begin(op)); }
 
 void GptStage::do_compute(const Operation& op) {

@@ -72,7 +72,8 @@ class GptStage {
   void free(const Operation& op);
   /// Waits until all messages have arrived; before the end of a step.
   void finish_messages();
-  void compute(const Operation& op);
+  /// `next`: what the program does after `op`, or null; on a device two operations in a row may be one kernel.
+  void compute(const Operation& op, const Operation* next = nullptr);
   /// What is left to wait for: of an operation in the background, its result; else nothing.
   [[nodiscard]] Work communicate(const Operation& op);
 
@@ -138,6 +139,7 @@ class GptStage {
   // What an operation does; a recomputed one is done as the forward one that it repeats.
   [[nodiscard]] Operation begin(const Operation& op);
   void do_compute(const Operation& op);
+  [[nodiscard]] bool merges_norm_2(const Operation& op, const Operation* next) const;
   [[nodiscard]] Work do_communicate(const Operation& op);
 
   void embedding_lookup_forward(const Operation& op);
@@ -262,7 +264,9 @@ class GptStage {
   StageTotals totals_;
   OutputObserver output_observer_;
   Fp8Scaling* fp8_;
-  bool recomputing_ = false;  // the operation at hand is a forward one that is done again
+  bool recomputing_ = false;     // the operation at hand is a forward one that is done again
+  bool norm_2_follows_ = false;  // the attention_merge at hand makes it as well
+  bool norm_2_done_ = false;     // by the operation before
 };
 
 }  // namespace tandem

@@ -6,16 +6,23 @@
 #include <numbers>
 #include <numeric>
 #include <optional>
+#include <span>
+#include <vector>
 
 namespace tandem {
 namespace {
 
+// The gradient's parts whose squares are summed, one kernel call for all, and which partial each belongs to.
+struct PartialSums {
+  std::vector<TensorView> tensors;
+  std::vector<double*> into;  // of an entry of NormPartials; stays valid while tensors are collected
+};
+
 // Of the elements `range` of a unit, whose values are `values`.
-double squared_norm_of(const RankContext& context, const ParameterStore& store, const GradientBucket& unit, Interval range,
-                       TensorView values, double& uncounted) {
+void collect(const RankContext& context, const ParameterStore& store, const GradientBucket& unit, Interval range,
+             TensorView values, double& partial, double& uncounted, PartialSums& sums) {
   // Replicated parameters must count once: every tensor rank has the same norms and row biases.
   const bool every_copy = context.pitfalls.on(Pitfall::replicated_counted_per_tensor_rank);
-  double sum = 0;
   std::int64_t begin = 0;  // of a tensor, in the unit
   for (std::int64_t p = unit.parameters.begin; p < unit.parameters.end; ++p) {
     const LocalParameter& parameter = store.parameters()[static_cast<std::size_t>(p)];
@@ -23,28 +30,27 @@ double squared_norm_of(const RankContext& context, const ParameterStore& store, 
     const std::int64_t last = std::min(begin + parameter.num_elements(), range.end);
     begin += parameter.num_elements();
     if (first >= last) continue;
-    (parameter.counts_in_norm || every_copy ? sum : uncounted) +=
-        context.kernels->squared_norm(values.flat(first - range.begin, last - first));
+    sums.tensors.push_back(values.flat(first - range.begin, last - first));
+    sums.into.push_back(parameter.counts_in_norm || every_copy ? &partial : &uncounted);
   }
-  return sum;
 }
 
-void append_partials(const RankContext& context, const ParameterStore& store, int unit_index, int parts, NormPartials& all) {
+// `partials`: of this unit, one for each of its parts.
+void collect_parts(const RankContext& context, const ParameterStore& store, int unit_index, std::span<double> partials,
+                   double& uncounted, PartialSums& sums) {
   const GradientBucket& unit = store.units()[static_cast<std::size_t>(unit_index)];
-  std::vector<double>& partials = unit.experts ? all.experts : all.dense;
   const bool dealt = store.ranks_of(unit_index) > 1;
   // After a reduce-scatter only the owned part is a sum; the rest of the buffer, where there is one, is what this rank put in.
   const bool all_parts = context.pitfalls.on(Pitfall::norm_over_unowned_gradients) && store.keeps_whole_gradients();
+  const auto parts = static_cast<int>(partials.size());
   for (int part = 0; part < parts; ++part) {
     const Interval range = balanced_part(unit.elements.size(), parts, part);
-    if (dealt && !all_parts) {
-      const bool owned = range == store.owned(unit_index);
-      const TensorView values = owned ? store.owned_gradients(unit_index) : TensorView();
-      partials.push_back(owned ? squared_norm_of(context, store, unit, range, values, all.uncounted) : 0.0);
-    } else {
-      const TensorView gradients = store.unit_gradients(unit_index);
-      const TensorView values = gradients.flat(range.begin, range.size());
-      partials.push_back(squared_norm_of(context, store, unit, range, values, all.uncounted));
+    double& partial = partials[static_cast<std::size_t>(part)];
+    if (!dealt || all_parts) {
+      const TensorView values = store.unit_gradients(unit_index).flat(range.begin, range.size());
+      collect(context, store, unit, range, values, partial, uncounted, sums);
+    } else if (range == store.owned(unit_index)) {
+      collect(context, store, unit, range, store.owned_gradients(unit_index), partial, uncounted, sums);
     }
   }
 }
@@ -71,10 +77,24 @@ double NormPartials::share(int expert_rank) const {
 
 NormPartials norm_partials(const RankContext& context, const ProcessGroups& groups, const ParameterStore& store) {
   NormPartials partials;
+  std::size_t dense = 0, experts = 0;
+  for (const GradientBucket& unit : store.units()) {
+    (unit.experts ? experts : dense) += static_cast<std::size_t>(groups.size(unit.axis()));
+  }
+  partials.dense.resize(dense);
+  partials.experts.resize(experts);
+  std::span<double> dense_left = partials.dense, experts_left = partials.experts;
+  PartialSums sums;
   for (std::size_t u = 0; u < store.units().size(); ++u) {
     const GradientBucket& unit = store.units()[u];
-    append_partials(context, store, static_cast<int>(u), groups.size(unit.axis()), partials);
+    std::span<double>& left = unit.experts ? experts_left : dense_left;
+    const auto parts = static_cast<std::size_t>(groups.size(unit.axis()));
+    collect_parts(context, store, static_cast<int>(u), left.first(parts), partials.uncounted, sums);
+    left = left.subspan(parts);
   }
+  std::vector<double> squares(sums.tensors.size());
+  context.kernels->squared_norms(sums.tensors, squares);
+  for (std::size_t i = 0; i < squares.size(); ++i) *sums.into[i] += squares[i];
   return partials;
 }
 
@@ -117,8 +137,9 @@ struct PartState {
   TensorView master, first_moment, second_moment;
 };
 
+// AdamW is added to `adamw`, for one call of all.
 void update_part(const RankContext& context, const OptimizerConfig& config, const ParameterUpdate& update,
-                 const ParameterStore& store, const OwnedPart& part, const PartState& state) {
+                 const ParameterStore& store, const OwnedPart& part, const PartState& state, std::vector<AdamWTensors>& adamw) {
   Kernels& k = *context.kernels;
   const LocalParameter& held = store.parameters()[part.parameter];
   // Biases and norms do not decay: pulling a norm's weight towards zero fights what it is for.
@@ -137,7 +158,7 @@ void update_part(const RankContext& context, const OptimizerConfig& config, cons
     return;
   }
   const AdamWStep step = {update.learning_rate, config.beta1, config.beta2, config.epsilon, decay, update.index, scale};
-  k.adamw(step, in(store.gradient(part)), state.master, state.first_moment, state.second_moment, stored);
+  adamw.push_back({step, in(store.gradient(part)), state.master, state.first_moment, state.second_moment, stored});
 }
 
 void update_offloaded(const RankContext& context, const OptimizerConfig& config, const ParameterUpdate& update,
@@ -154,7 +175,9 @@ void update_offloaded(const RankContext& context, const OptimizerConfig& config,
       state.first_moment = chunk.tensors[next++];
       state.second_moment = chunk.tensors[next++];
     }
-    update_part(context, config, update, store, part, state);
+    std::vector<AdamWTensors> adamw;
+    update_part(context, config, update, store, part, state, adamw);
+    context.kernels->adamw_all(adamw);
   };
   store.offload()->for_each_chunk(segments, use, context.timeline, update.step);
 }
@@ -168,13 +191,15 @@ void update_parameters(const RankContext& context, const OptimizerConfig& config
     store.count_update();
     return;
   }
+  std::vector<AdamWTensors> adamw;
   for (const OwnedPart& part : store.parts()) {
     Interval range = {0, part.elements.size()};
     if (context.pitfalls.on(Pitfall::shard_remainder_dropped)) range = without_remainder(store, part);
     const auto in = [&](TensorView values) { return values ? values.flat(range.begin, range.size()) : values; };
     update_part(context, config, update, store, part,
-                {range, in(store.master(part)), in(store.first_moment(part)), in(store.second_moment(part))});
+                {range, in(store.master(part)), in(store.first_moment(part)), in(store.second_moment(part))}, adamw);
   }
+  context.kernels->adamw_all(adamw);
   store.count_update();
 }
 

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/engine/parameter_store.h"
 
-#include <algorithm>
-#include <cstring>
-
 #include <fmt/format.h>
 
 namespace tandem {
 namespace {
 
-// Calls `set(i, value)` for every element of a floating tensor, `value(i)` rounded to its dtype.
+// Elements of a floating tensor of the host, `value(i)` rounded to its dtype.
 void assign_elements(TensorView target, const std::function<double(std::int64_t)>& value) {
   if (!target) return;
   const std::int64_t count = target.num_elements();
@@ -28,8 +25,16 @@ void assign_elements(TensorView target, const std::function<double(std::int64_t)
   }
 }
 
-void zero(TensorView tensor) {
-  if (tensor) std::memset(tensor.data(), 0, static_cast<std::size_t>(tensor.size_bytes()));
+void assign_elements(Memory& memory, TensorView target, const std::function<double(std::int64_t)>& value) {
+  HostView host(memory, target, Access::write);
+  assign_elements(host.view(), value);
+  host.finish();
+}
+
+void zero(Memory& memory, TensorView tensor) {
+  if (!tensor) return;
+  Memory& own = memory.holds(tensor.data()) ? memory : host_memory();
+  own.set_bytes(tensor.data(), 0, tensor.size_bytes());
 }
 
 }  // namespace
@@ -198,18 +203,19 @@ void ParameterStore::set(std::size_t index, const std::function<double(std::int6
   const OwnedPart* own = nullptr;
   for (const OwnedPart& part : owned_.parts) own = part.parameter == index ? &part : own;
   const bool has_master = has_master_copy() && own != nullptr;
-  const auto in_part = [&](std::int64_t element) { return value(own->elements.begin + element); };
-  if (has_master) assign_elements(master(*own), in_part);
+  HostView known(memory(), has_master ? master(*own) : TensorView(), Access::write);
+  assign_elements(known.view(), [&](std::int64_t element) { return value(own->elements.begin + element); });
+  known.finish();
   // Initial values are expensive: what a master copy has is read from there.
-  const float* const known = has_master ? master(*own).as<float>().data() : nullptr;
+  const float* const masters = has_master ? known.view().as<float>().data() : nullptr;
   const auto element_value = [&](std::int64_t element) {
-    const bool owned = known != nullptr && element >= own->elements.begin && element < own->elements.end;
-    return owned ? static_cast<double>(known[element - own->elements.begin]) : value(element);
+    const bool owned = masters != nullptr && element >= own->elements.begin && element < own->elements.end;
+    return owned ? static_cast<double>(masters[element - own->elements.begin]) : value(element);
   };
   if (!deals_parameters(owned_.unit_of[index])) {
-    assign_elements(parameter(index), element_value);
+    assign_elements(memory(), parameter(index), element_value);
   } else if (own != nullptr) {
-    assign_elements(stored(*own), [&](std::int64_t element) { return element_value(own->elements.begin + element); });
+    assign_elements(memory(), stored(*own), [&](std::int64_t element) { return element_value(own->elements.begin + element); });
   }
 }
 
@@ -220,8 +226,8 @@ void ParameterStore::set_parameter(std::size_t index, const std::vector<double>&
 }
 
 void ParameterStore::zero_moments() {
-  zero(first_moments_);
-  zero(second_moments_);
+  zero(memory(), first_moments_);
+  zero(memory(), second_moments_);
 }
 
 void ParameterStore::initialise(const GptConfig& model, Initialization how, std::uint64_t seed) {
@@ -236,13 +242,15 @@ void ParameterStore::initialise(const GptConfig& model, Initialization how, std:
   zero_moments();
 }
 
-void ParameterStore::assign(TensorView target, const std::vector<double>& values) {
+void ParameterStore::assign(Memory& memory, TensorView target, const std::vector<double>& values) {
   TANDEM_CHECK(target.num_elements() == static_cast<std::int64_t>(values.size()),
                fmt::format("{} values for {} elements", values.size(), target.num_elements()));
-  assign_elements(target, [&](std::int64_t element) { return values[static_cast<std::size_t>(element)]; });
+  assign_elements(memory, target, [&](std::int64_t element) { return values[static_cast<std::size_t>(element)]; });
 }
 
-std::vector<double> ParameterStore::values_of(TensorView tensor) {
+std::vector<double> ParameterStore::values_of(Memory& memory, TensorView there) {
+  const HostView host(memory, there, Access::read);
+  const TensorView tensor = host.view();
   std::vector<double> values;
   values.reserve(static_cast<std::size_t>(tensor.num_elements()));
   if (tensor.dtype() == DType::f64) {

@@ -99,8 +99,14 @@ class ParameterStore {
   void zero_moments();
   /// Sets parameter `index` wherever it is kept (whole, part, master copy) from the values of its local tensor, shard(index).
   void set_parameter(std::size_t index, const std::vector<double>& local);
-  static void assign(TensorView target, const std::vector<double>& values);
-  [[nodiscard]] static std::vector<double> values_of(TensorView tensor);
+  /// `target` <- values, rounded to its dtype; values of a tensor. With `memory`: of a tensor that may lie there. Without: of one
+  /// that is the host's.
+  static void assign(Memory& memory, TensorView target, const std::vector<double>& values);
+  static void assign(TensorView target, const std::vector<double>& values) { assign(host_memory(), target, values); }
+  [[nodiscard]] static std::vector<double> values_of(Memory& memory, TensorView tensor);
+  [[nodiscard]] static std::vector<double> values_of(TensorView tensor) { return values_of(host_memory(), tensor); }
+  /// Where the tensors lie, but for optimizer state that was left with the host.
+  [[nodiscard]] Memory& memory() const noexcept { return arena_.memory(); }
 
  private:
   struct HeldUnit {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // middle = h + dropout(c_proj(attention(c_attn(ln_1(h))))): heads are dealt to tensor ranks, so c_attn is column-parallel and
 // c_proj row-parallel.
+#include <utility>
+
 #include "optimized/engine/stage_pieces.h"
 
 namespace tandem {
@@ -120,6 +122,15 @@ void GptStage::attention_merge(const Operation& op) {
     const bool added = local_.tensor_ranks == 1 || context_.pitfalls.on(Pitfall::row_bias_on_every_rank);
     if (!added) k.add_bias(parameter(parameters_of(op.layer).projection_bias), middle);
     trace_hidden(op, "attn.c_proj", middle, Tokens::slice);
+    if (norm_2_follows_) {
+      const BlockActivations a = block(op);
+      const BlockParameters& p = parameters_of(op.layer);
+      k.dropout_residual_norm_forward(dropout, middle, block_input(op), middle, parameter(p.norm2_weight),
+                                      parameter(p.norm2_bias), model_.layer_norm_epsilon, slice_of(op, a.norm2_out), a.norm2_mean,
+                                      a.norm2_rstd);
+      norm_2_done_ = true;
+      return;
+    }
     k.dropout_residual_forward(dropout, middle, block_input(op), middle);
     trace_hidden(op, "middle", middle, Tokens::slice);
     return;
@@ -130,6 +141,7 @@ void GptStage::attention_merge(const Operation& op) {
 }
 
 void GptStage::norm_2(const Operation& op) {
+  if (std::exchange(norm_2_done_, false)) return;
   Kernels& k = *context_.kernels;
   const BlockParameters& p = parameters_of(op.layer);
   const BlockActivations a = block(op);

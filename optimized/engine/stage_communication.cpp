@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which tensor each communication of a step program moves.
 #include <cstddef>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -128,12 +127,13 @@ void GptStage::receive_message(const Operation& op) {
   Work work = groups_.of(GroupAxis::pipeline).recv(data, from, envelope_of(op, inputs_, context_.pitfalls), options);
   // Planted: the stage computes with what is there before the message.
   std::vector<std::byte> early;
+  Memory& lane = context_.kernels->memory();
   if (context_.pitfalls.on(Pitfall::recv_read_before_wait)) {
-    const auto* const bytes = static_cast<const std::byte*>(data.data());
-    early.assign(bytes, bytes + data.size_bytes());
+    early.resize(static_cast<std::size_t>(data.size_bytes()));
+    lane.read(data.data(), early.data(), data.size_bytes());
   }
   work.wait_host();
-  if (!early.empty()) std::memcpy(data.data(), early.data(), early.size());
+  if (!early.empty()) lane.write(early.data(), data.data(), data.size_bytes());
 }
 
 void GptStage::take_over(const Operation& op) {
@@ -143,8 +143,7 @@ void GptStage::take_over(const Operation& op) {
   before.stage = stage;
   Operation mine = op;
   mine.stage = stage;
-  const TensorView from = chunk_output(before);
-  std::memcpy(message(mine).data(), from.data(), static_cast<std::size_t>(from.size_bytes()));
+  copy(context_.kernels->memory(), chunk_output(before), message(mine));
 }
 
 TensorView GptStage::message(const Operation& op) const {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mixture of experts in place of the MLP: each token goes to its best one or two experts, which may be on other data ranks.
 // docs/techniques/expert_parallel.md
-#include <cstring>
-
 #include "optimized/engine/gpt_stage.h"
 
 namespace tandem {
@@ -36,8 +34,11 @@ void GptStage::router(const Operation& op) {
   if (tracing()) {
     trace(op, traced_name(op, "mlp.router"), a.probabilities, Tokens::all, {{0, model_.experts}}, model_.experts);
   }
-  softmax_choices(a.probabilities, shape, a.probabilities, routing.choices);
-  choice_gates(a.probabilities, shape, routing.choices, a.gates);
+  {
+    HostView probabilities(k.memory(), a.probabilities, Access::update), gates(k.memory(), a.gates, Access::write);
+    softmax_choices(probabilities.view(), shape, probabilities.view(), routing.choices);
+    choice_gates(probabilities.view(), shape, routing.choices, gates.view());
+  }
   if (context_.pitfalls.on(Pitfall::gates_not_renormalised) && model_.expert_choices == 2) first_gates(routing, shape, a);
   // By position of whole rows; the other context ranks' tokens follow by exchange_choices().
   routing.all_choices.assign(static_cast<std::size_t>(shape.rows * shape.row_tokens * shape.choices), -1);
@@ -53,13 +54,14 @@ void GptStage::router(const Operation& op) {
 
 // Planted: with two choices the gates are p_e as they are, not parts of their sum.
 void GptStage::first_gates(const Routing& routing, const RoutingShape& shape, const BlockActivations& a) const {
-  const std::vector<double> p = ParameterStore::values_of(a.probabilities);
+  Memory& memory = context_.kernels->memory();
+  const std::vector<double> p = ParameterStore::values_of(memory, a.probabilities);
   std::vector<double> gates;
   for (std::size_t i = 0; i < routing.choices.size(); ++i) {
     const std::size_t token = i / static_cast<std::size_t>(shape.choices);
     gates.push_back(p[token * static_cast<std::size_t>(shape.experts) + static_cast<std::size_t>(routing.choices[i])]);
   }
-  ParameterStore::assign(a.gates, gates);
+  ParameterStore::assign(memory, a.gates, gates);
 }
 
 // Every context rank has a part of each row; places at experts are given out over whole rows.
@@ -116,9 +118,9 @@ void GptStage::route(const Operation& op) {
     routing.slot_tokens[static_cast<std::size_t>(slot)] = static_cast<std::int32_t>(token);
   }
   if (recomputing_) return;  // counted in the forward pass
-  const BlockActivations a = block(op);
-  totals_.auxiliary_loss +=
-      auxiliary_loss_share(a.probabilities, shape, routing.first_choice_share, model_.auxiliary_loss_weight, inputs_.global_rows);
+  const HostView probabilities(context_.kernels->memory(), block(op).probabilities, Access::read);
+  totals_.auxiliary_loss += auxiliary_loss_share(probabilities.view(), shape, routing.first_choice_share,
+                                                 model_.auxiliary_loss_weight, inputs_.global_rows);
 }
 
 void GptStage::dispatch(const Operation& op) {
@@ -155,8 +157,8 @@ void GptStage::permute(const Operation& op, TensorView by_peer, TensorView by_ex
     for (int e = 0; e < local_.experts(); ++e) {
       auto* peer = static_cast<std::byte*>(by_peer.data()) + (before * local_.experts() + e * count) * row_bytes;
       auto* expert = static_cast<std::byte*>(by_expert.data()) + (e * slots.received + before) * row_bytes;
-      const auto bytes = static_cast<std::size_t>(count * row_bytes);
-      to_experts ? std::memcpy(expert, peer, bytes) : std::memcpy(peer, expert, bytes);
+      Memory& lane = context_.kernels->memory();
+      to_experts ? lane.copy(peer, expert, count * row_bytes) : lane.copy(expert, peer, count * row_bytes);
     }
     before += count;
   }
@@ -183,7 +185,7 @@ void GptStage::experts(const Operation& op) {
                             : forward ? a.combine_in
                                       : w.own;
   if (remote) permute(op, w.remote, forward ? a.expert_in : g.expert_out, true);
-  if (!remote && !forward) std::memcpy(g.expert_out.data(), w.own.data(), static_cast<std::size_t>(w.own.size_bytes()));
+  if (!remote && !forward) k.memory().copy(w.own.data(), g.expert_out.data(), w.own.size_bytes());
   for (int e = 0; e < local_.experts(); ++e) {
     const BlockParameters::Mlp& p = parameters_of(op.layer).mlps[static_cast<std::size_t>(e)];
     if (forward) {
@@ -244,7 +246,12 @@ void GptStage::router_backward(const Operation& op) {
   gradient.auxiliary_scale = inputs_.gradient_scale * model_.auxiliary_loss_weight * model_.experts /
                              (static_cast<double>(rows) * static_cast<double>(shape.row_tokens));
   gradient.add_auxiliary = local_.tensor_rank == 0;
-  routing_backward(workspace(op).gate_gradient, a.probabilities, shape, routing.choices, gradient, g.router);
+  {
+    const HostView gates(k.memory(), workspace(op).gate_gradient, Access::read);
+    const HostView probabilities(k.memory(), a.probabilities, Access::read);
+    HostView dlogits(k.memory(), g.router, Access::write);
+    routing_backward(gates.view(), probabilities.view(), shape, routing.choices, gradient, dlogits.view());
+  }
   const Arena::Buffer memory = context_.arena->allocate(dtype_, g.norm2_out.shape(), MemoryCategory::workspace);
   const TensorView through_router = memory.view(dtype_, g.norm2_out.shape());
   k.linear_backward_input(as_stored(g.router).values, parameter(parameters_of(op.layer).router), through_router);

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // logits = ln_f(h) head^T and their cross-entropy, a piece of the tokens at a time: logits become their own gradient and are used
 // up at once, so that the whole [tokens, vocabulary] never exists. Tensor ranks hold columns of the logits.
-#include <cstring>
-
 #include "optimized/engine/gpt_stage.h"
 #include "optimized/tensor_parallel/vocabulary_loss.h"
 
@@ -78,15 +76,17 @@ void GptStage::head_loss(const Operation& op) {
       std::span(targets_of(op)).subspan(static_cast<std::size_t>(tokens.begin), static_cast<std::size_t>(tokens.size()));
   const double scale = at(op.micro_batch).loss_scale;
   if (local_.tensor_ranks == 1) {
-    totals_.loss_sum +=
-        inputs_.training ? k.cross_entropy_forward_backward(logits, targets, scale) : k.cross_entropy_forward(logits, targets);
+    if (inputs_.training) {
+      k.cross_entropy_deferred(logits, targets, scale, totals_.loss_sum);
+    } else {
+      totals_.loss_sum += k.cross_entropy_forward(logits, targets);
+    }
   } else {
     const std::int64_t count = tokens.size();
     const TensorView logsumexp = w.logsumexp.rows(0, count);
     const TensorView target_logit = w.target_logit.rows(0, count);
     const TensorView gathered = w.gathered.flat(0, local_.tensor_ranks * count * 3).reshaped({local_.tensor_ranks, count, 3});
-    merge_statistics(gathered, logsumexp, target_logit);
-    totals_.loss_sum += loss_sum(logsumexp, target_logit, targets);
+    totals_.loss_sum += merged_loss(k.memory(), gathered, logsumexp, target_logit, targets);
     if (inputs_.training) vocabulary_gradient(op, tokens, targets, logits, logsumexp);
   }
   if (!inputs_.training) return;
@@ -102,10 +102,8 @@ void GptStage::trace_logits(const Operation& op, std::string_view what, TensorVi
   const std::int64_t width = local_.vocabulary_rows();
   const Arena::Buffer memory = context_.arena->allocate(dtype_, {tokens.size() * columns}, MemoryCategory::workspace);
   const auto element = static_cast<std::int64_t>(size_bytes(dtype_));
-  for (std::int64_t t = 0; t < tokens.size(); ++t) {
-    std::memcpy(static_cast<std::byte*>(memory.data()) + t * columns * element,
-                static_cast<const std::byte*>(logits.data()) + t * width * element, static_cast<std::size_t>(columns * element));
-  }
+  context_.kernels->memory().copy_rows(logits.data(), width * element, memory.data(), columns * element, columns * element,
+                                       tokens.size());
   trace_rows(op, std::string(what), memory.view(dtype_, {tokens.size(), columns}), tokens, {local_.vocabulary_part()},
              model_.vocabulary);
 }

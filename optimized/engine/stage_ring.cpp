@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ring attention (Liu, Zaharia, Abbeel: "Ring attention with blockwise transformers for near-infinite context", ICLR 2024): each
 // context rank keeps its queries, keys and values travel around the ring. docs/techniques/context_parallel.md
-#include <cstring>
 #include <limits>
 
 #include "optimized/engine/gpt_stage.h"
@@ -65,12 +64,9 @@ void GptStage::pack_keys_values(const Operation& op, TensorView packed) {
   const BlockActivations a = block(op);
   const std::int64_t width = local_.attention_width();
   const auto element = static_cast<std::int64_t>(size_bytes(dtype_));
-  const auto* from = static_cast<const std::byte*>(a.qkv.data());
-  auto* to = static_cast<std::byte*>(packed.data());
-  for (std::int64_t token = 0; token < at(op.micro_batch).shape.tokens(); ++token) {
-    std::memcpy(to + token * 2 * width * element, from + (token * 3 * width + width) * element,
-                static_cast<std::size_t>(2 * width * element));
-  }
+  const auto* from = static_cast<const std::byte*>(a.qkv.data()) + width * element;
+  context_.kernels->memory().copy_rows(from, 3 * width * element, packed.data(), 2 * width * element, 2 * width * element,
+                                       at(op.micro_batch).shape.tokens());
 }
 
 void GptStage::ring_forward(const Operation& op) {
@@ -157,12 +153,11 @@ void GptStage::copy_run(const Operation& op, const AttentionSegment& segment, st
                         std::int64_t outer, std::int64_t inner, bool load) const {
   const std::int64_t tokens = at(op.micro_batch).shape.sequence;
   const auto element = static_cast<std::int64_t>(size_bytes(all.dtype()));
-  const auto bytes = static_cast<std::size_t>(segment.queries * inner * element);
-  for (std::int64_t i = 0; i < segment.rows * outer; ++i) {
-    auto* whole = static_cast<std::byte*>(all.data()) + (i * tokens + query) * inner * element;
-    auto* run = static_cast<std::byte*>(part.data()) + i * segment.queries * inner * element;
-    load ? std::memcpy(run, whole, bytes) : std::memcpy(whole, run, bytes);
-  }
+  const std::int64_t bytes = segment.queries * inner * element, stride = tokens * inner * element;
+  auto* const whole = static_cast<std::byte*>(all.data()) + query * inner * element;
+  Memory& lane = context_.kernels->memory();
+  load ? lane.copy_rows(whole, stride, part.data(), bytes, bytes, segment.rows * outer)
+       : lane.copy_rows(part.data(), bytes, whole, stride, bytes, segment.rows * outer);
 }
 
 // After the last step the gradients of this rank's keys and values are back.
@@ -171,12 +166,9 @@ void GptStage::take_home_key_value_gradients(const Operation& op) {
   const std::int64_t width = local_.attention_width();
   const auto element = static_cast<std::int64_t>(size_bytes(dtype_));
   const TensorView home = workspace(op).ring[local_.context_ranks % 2];
-  const auto* from = static_cast<const std::byte*>(home.data());
-  auto* to = static_cast<std::byte*>(block_gradients(op).qkv.data());
-  for (std::int64_t token = 0; token < shape.tokens(); ++token) {
-    std::memcpy(to + (token * 3 * width + width) * element, from + token * 2 * width * element,
-                static_cast<std::size_t>(2 * width * element));
-  }
+  auto* to = static_cast<std::byte*>(block_gradients(op).qkv.data()) + width * element;
+  context_.kernels->memory().copy_rows(home.data(), 2 * width * element, to, 3 * width * element, 2 * width * element,
+                                       shape.tokens());
 }
 
 // Keys and values, in the backward pass followed by their gradients; its last step brings the gradients home alone.

@@ -40,7 +40,8 @@ void GptStage::trace_rows(const Operation& op, std::string name, TensorView valu
   traced.micro_batch = op.micro_batch;
   traced.shard = whole(traced.name, {inputs_.global_rows * sequence, width}, values.dtype());
   traced.shard.slices = {std::move(global), std::move(columns)};
-  traced.values = values;
+  const HostView host(context_.kernels->memory(), values, Access::read);
+  traced.values = host.view();
   context_.trace(traced);
 }
 

@@ -40,7 +40,7 @@ std::vector<WholeTensor> gather_whole_tensors(Communicator& world, const GptConf
       if (part == nullptr || part->shard.replica_index != 0) continue;
       if (rank == world.rank() && rank != 0) world.send((store.*view)(*part), 0, {}, options).wait_host();
       if (world.rank() != 0) continue;
-      if (rank == 0 && part->shard.is_whole()) {
+      if (rank == 0 && part->shard.is_whole() && store.memory().on_host()) {
         const TensorView values = (store.*view)(*part);
         whole.values = TensorView(values.data(), dtype, spec.shape);
         continue;
@@ -48,7 +48,8 @@ std::vector<WholeTensor> gather_whole_tensors(Communicator& world, const GptConf
       whole.memory.resize(static_cast<std::size_t>(spec.num_elements()) * element);
       whole.values = TensorView(whole.memory.data(), dtype, spec.shape);
       if (rank == 0) {
-        place(part->shard, (store.*view)(*part).data(), all, whole.memory, element);
+        const HostView own(store.memory(), (store.*view)(*part), Access::read);
+        place(part->shard, own.view().data(), all, whole.memory, element);
         continue;
       }
       std::vector<std::byte> local(static_cast<std::size_t>(part->elements.size()) * element);

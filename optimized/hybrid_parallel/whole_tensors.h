@@ -19,7 +19,8 @@ struct WholeTensor {
 };
 
 /// Puts the tensors that `view` gives of every parameter together on rank 0, in definition order: from each part's first replica.
-/// Collective over `world`; other ranks get nothing. A tensor that rank 0 keeps whole is lent from the store, not copied.
+/// Collective over `world`; other ranks get nothing. A tensor that rank 0 keeps whole in the host's memory is lent from the
+/// store, not copied.
 [[nodiscard]] std::vector<WholeTensor> gather_whole_tensors(Communicator& world, const GptConfig& model, const TrainingPlan& plan,
                                                             const ParameterStore& store, PartView view);
 

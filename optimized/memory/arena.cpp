@@ -22,13 +22,13 @@
 namespace tandem {
 namespace {
 
-constexpr std::int64_t kAlignment = 64;
+constexpr std::int64_t kCountedUnit = 64;
 constexpr std::int64_t kHugePageBytes = std::int64_t{2} << 20;
 // A new chunk is as large as all before it together, up to this: few system calls for a large model, little slack for a small
 // one.
 constexpr std::int64_t kLargestGrowthBytes = std::int64_t{256} << 20;
 constexpr std::int64_t kSmallPageBytes = 4096;
-constexpr int kPoisonByte = 0xFF;
+constexpr std::uint8_t kPoisonByte = 0xFF;
 
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -68,6 +68,7 @@ TensorView Arena::Buffer::view(DType dtype, const Shape& shape) const {
 }
 
 Arena::Arena(const ArenaOptions& options) : options_(options) {
+  if (!on_host()) return;
   // With "never", madvise() still succeeds and changes nothing.
   std::string setting;
   if (std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled"); file) std::getline(file, setting);
@@ -79,6 +80,10 @@ Arena::Arena(const ArenaOptions& options) : options_(options) {
 
 Arena::~Arena() {
   for (const Chunk& chunk : chunks_) {
+    if (chunk.mapping == nullptr) {
+      options_.memory->give_back(chunk.data, chunk.size_bytes);
+      continue;
+    }
     ASAN_UNPOISON_MEMORY_REGION(chunk.data, static_cast<std::size_t>(chunk.size_bytes));
     munmap(chunk.mapping, chunk.mapping_bytes);
   }
@@ -90,6 +95,18 @@ std::byte* Arena::address(Position position) const {
 
 void Arena::add_chunk(std::int64_t size_bytes) {
   size_bytes = round_up(std::max(size_bytes, std::min(reserved_bytes_, kLargestGrowthBytes)), kHugePageBytes);
+  chunks_.push_back(options_.memory != nullptr && !on_host() ? reserve_chunk(size_bytes) : map_chunk(size_bytes));
+  reserved_bytes_ += size_bytes;
+  mark_free({static_cast<int>(chunks_.size()) - 1, 0}, size_bytes);
+}
+
+Arena::Chunk Arena::reserve_chunk(std::int64_t size_bytes) {
+  auto* data = static_cast<std::byte*>(options_.memory->reserve(size_bytes));
+  if (options_.poison) poison(data, size_bytes);
+  return {data, size_bytes, nullptr, 0};
+}
+
+Arena::Chunk Arena::map_chunk(std::int64_t size_bytes) {
   const auto mapping_bytes = static_cast<std::size_t>(size_bytes + kHugePageBytes);  // room to align the start
   void* mapping = mmap(nullptr, mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping == MAP_FAILED) {
@@ -106,20 +123,20 @@ void Arena::add_chunk(std::int64_t size_bytes) {
   } else {
     for (std::int64_t offset = 0; offset < size_bytes; offset += kSmallPageBytes) data[offset] = std::byte{0};
   }
-  chunks_.push_back({data, size_bytes, mapping, mapping_bytes});
-  reserved_bytes_ += size_bytes;
-  mark_free({static_cast<int>(chunks_.size()) - 1, 0}, size_bytes);
+  return {data, size_bytes, mapping, mapping_bytes};
 }
 
+void Arena::poison(std::byte* data, std::int64_t size_bytes) const { memory().set_bytes(data, kPoisonByte, size_bytes); }
+
 void Arena::mark_free(Position position, std::int64_t size_bytes) {
-  blocks_[position] = {size_bytes, true, MemoryCategory::workspace};
+  blocks_[position] = {size_bytes, 0, true, MemoryCategory::workspace};
   free_.insert({size_bytes, position.first, position.second});
-  ASAN_POISON_MEMORY_REGION(address(position), static_cast<std::size_t>(size_bytes));
+  if (on_host()) ASAN_POISON_MEMORY_REGION(address(position), static_cast<std::size_t>(size_bytes));
 }
 
 Arena::Buffer Arena::allocate(std::int64_t size_bytes, MemoryCategory category) {
   TANDEM_CHECK(size_bytes >= 0, fmt::format("{} bytes asked for", size_bytes));
-  const std::int64_t block_bytes = round_up(std::max<std::int64_t>(size_bytes, 1), kAlignment);
+  const std::int64_t block_bytes = round_up(std::max<std::int64_t>(size_bytes, 1), alignment());
   auto best = free_.lower_bound({block_bytes, 0, 0});
   if (best == free_.end()) {
     add_chunk(block_bytes);
@@ -127,9 +144,10 @@ Arena::Buffer Arena::allocate(std::int64_t size_bytes, MemoryCategory category) 
   }
   const auto [found_bytes, chunk, offset] = *best;
   free_.erase(best);
-  blocks_[{chunk, offset}] = {block_bytes, false, category};
+  const std::int64_t counted_bytes = round_up(std::max<std::int64_t>(size_bytes, 1), kCountedUnit);
+  blocks_[{chunk, offset}] = {block_bytes, counted_bytes, false, category};
   if (found_bytes > block_bytes) mark_free({chunk, offset + block_bytes}, found_bytes - block_bytes);
-  ledger_.allocated(category, block_bytes);
+  ledger_.allocated(category, counted_bytes);
 
   Buffer buffer;
   buffer.arena_ = this;
@@ -137,8 +155,8 @@ Arena::Buffer Arena::allocate(std::int64_t size_bytes, MemoryCategory category) 
   buffer.size_bytes_ = size_bytes;
   buffer.chunk_ = chunk;
   buffer.offset_ = offset;
-  ASAN_UNPOISON_MEMORY_REGION(buffer.data_, static_cast<std::size_t>(block_bytes));
-  if (options_.poison) std::memset(buffer.data_, kPoisonByte, static_cast<std::size_t>(block_bytes));
+  if (on_host()) ASAN_UNPOISON_MEMORY_REGION(buffer.data_, static_cast<std::size_t>(block_bytes));
+  if (options_.poison) poison(address({chunk, offset}), block_bytes);
   return buffer;
 }
 
@@ -148,8 +166,14 @@ Arena::Buffer Arena::allocate(DType dtype, const Shape& shape, MemoryCategory ca
 
 void Arena::give_back(Buffer& buffer) noexcept {
   const auto block = blocks_.find({buffer.chunk_, buffer.offset_});
-  ledger_.freed(block->second.category, block->second.size_bytes);
-  if (options_.poison) std::memset(buffer.data_, kPoisonByte, static_cast<std::size_t>(block->second.size_bytes));
+  ledger_.freed(block->second.category, block->second.counted_bytes);
+  if (options_.poison) {
+    try {
+      poison(address(block->first), block->second.size_bytes);
+    } catch (const std::exception&) {
+      // The lane is broken: its next synchronize() says so.
+    }
+  }
 
   auto first = block;
   std::int64_t size_bytes = block->second.size_bytes;

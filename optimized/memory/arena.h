@@ -11,6 +11,7 @@
 
 #include "core/memory_ledger.h"
 #include "core/tensor.h"
+#include "kernels/memory.h"
 
 namespace tandem {
 
@@ -20,13 +21,16 @@ struct ArenaOptions {
   bool poison = false;
   /// Ask for 2 MiB pages. Touching fresh memory is an order of magnitude slower without them on virtual machines.
   bool huge_pages = true;
+  /// Where the chunks are reserved, and in the order of which lane they are poisoned; must outlive the arena. Null: the host, in
+  /// pages of its own.
+  Memory* memory = nullptr;
 };
 
 /// The memory of one rank: blocks cut from large, 2 MiB-aligned, touched and kept reservations, each block with its category.
 ///
-/// Blocks are 64-byte aligned. A released block joins its free neighbours and is reused, best fit first; which block a sequence
-/// of calls gets is the same in every run. Reserved memory goes back to the system only with the arena. Not thread-safe: one
-/// rank, one thread.
+/// Blocks are 64-byte aligned, on a device 256-byte. A released block joins its free neighbours and is reused, best fit first;
+/// which block a sequence of calls gets is the same in every run. Reserved memory goes back to the system only with the arena.
+/// Not thread-safe: one rank, one thread.
 class Arena {
  public:
   /// Owner of one block; gives it back to its arena, which must outlive it. Move-only; default-constructed or moved-from it is
@@ -65,7 +69,8 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   /// A block of at least `size_bytes` >= 0 bytes, contents undefined. The ledger counts the size rounded up to 64 bytes (64 for
-  /// an empty block). Throws IoError where the system has no memory left.
+  /// an empty block), wherever the block lies: what a device's alignment takes beyond that is slack. Throws IoError where the
+  /// system has no memory left.
   [[nodiscard]] Buffer allocate(std::int64_t size_bytes, MemoryCategory category);
   /// A block for one tensor; read it by view(dtype, shape).
   [[nodiscard]] Buffer allocate(DType dtype, const Shape& shape, MemoryCategory category);
@@ -73,6 +78,8 @@ class Arena {
   /// Reserves and touches memory for `size_bytes` more, so that no later call of that total waits for the system.
   void reserve(std::int64_t size_bytes);
 
+  /// Where the blocks lie.
+  [[nodiscard]] Memory& memory() const noexcept { return options_.memory != nullptr ? *options_.memory : host_memory(); }
   [[nodiscard]] const MemoryLedger& ledger() const noexcept { return ledger_; }
   /// For reset_peaks() between measurements.
   [[nodiscard]] MemoryLedger& ledger() noexcept { return ledger_; }
@@ -90,12 +97,18 @@ class Arena {
   };
   struct Block {
     std::int64_t size_bytes;
+    std::int64_t counted_bytes;
     bool free;
     MemoryCategory category;
   };
   using Position = std::pair<int, std::int64_t>;  // chunk, offset
 
+  [[nodiscard]] bool on_host() const noexcept { return memory().on_host(); }
+  [[nodiscard]] std::int64_t alignment() const noexcept { return on_host() ? 64 : 256; }  // bytes
   void add_chunk(std::int64_t size_bytes);
+  [[nodiscard]] Chunk map_chunk(std::int64_t size_bytes);
+  [[nodiscard]] Chunk reserve_chunk(std::int64_t size_bytes);
+  void poison(std::byte* data, std::int64_t size_bytes) const;
   void give_back(Buffer& buffer) noexcept;
   void mark_free(Position position, std::int64_t size_bytes);
   [[nodiscard]] std::byte* address(Position position) const;

@@ -7,6 +7,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,6 +22,59 @@ constexpr auto kGradients = MemoryCategory::gradients;
 std::int64_t current_of(const Arena& arena, MemoryCategory category) {
   return arena.ledger().current()[static_cast<std::size_t>(category)];
 }
+
+// Host memory that says it is none: what an arena does with it goes through it.
+class ElsewhereMemory final : public Memory {
+ public:
+  [[nodiscard]] bool on_host() const noexcept override { return false; }
+  [[nodiscard]] std::string_view description() const noexcept override { return "elsewhere"; }
+  [[nodiscard]] bool holds(const void*) const noexcept override { return true; }
+  [[nodiscard]] void* reserve(std::int64_t size_bytes) override {
+    reserved += size_bytes;
+    return host_memory().reserve(size_bytes);
+  }
+  void give_back(void* address, std::int64_t size_bytes) noexcept override {
+    reserved -= size_bytes;
+    host_memory().give_back(address, size_bytes);
+  }
+  void copy(const void*, void*, std::int64_t) override {}
+  void copy_rows(const void*, std::int64_t, void*, std::int64_t, std::int64_t, std::int64_t) override {}
+  void set_bytes(void* to, std::uint8_t value, std::int64_t size_bytes) override {
+    filled.emplace_back(to, size_bytes);
+    host_memory().set_bytes(to, value, size_bytes);
+  }
+  void write(const void*, void*, std::int64_t) override {}
+  void read(const void*, void*, std::int64_t) override {}
+  void sum_in_order(DType, std::span<const std::byte* const>, std::span<std::byte* const>, std::int64_t) override {}
+  void synchronize() override {}
+  [[nodiscard]] std::shared_ptr<Mark> mark(Timed timed) override { return host_memory().mark(timed); }
+  void begin_after(Mark&) override {}
+  [[nodiscard]] std::unique_ptr<Memory> new_lane() override { return std::make_unique<ElsewhereMemory>(); }
+
+  std::int64_t reserved = 0;
+  std::vector<std::pair<void*, std::int64_t>> filled;
+};
+
+TEST(Arena, CutsAndPoisonsWhatAnotherMemoryReservesAndGivesItBack) {
+  ElsewhereMemory elsewhere;
+  {
+    Arena arena({.poison = true, .memory = &elsewhere});
+    EXPECT_EQ(&arena.memory(), &elsewhere);
+    auto first = arena.allocate(65, kActivations);
+    const auto second = arena.allocate(1, kActivations);
+
+    EXPECT_EQ(elsewhere.reserved, arena.reserved_bytes());
+    EXPECT_EQ(current_of(arena, kActivations), 128 + 64);
+    EXPECT_EQ(static_cast<std::byte*>(second.data()) - static_cast<std::byte*>(first.data()), 256);
+    EXPECT_EQ(elsewhere.filled.back(), std::pair(second.data(), std::int64_t{256}));
+    void* const released = first.data();
+    first.release();
+    EXPECT_EQ(elsewhere.filled.back(), std::pair(released, std::int64_t{256}));
+  }
+  EXPECT_EQ(elsewhere.reserved, 0);
+}
+
+TEST(Arena, IsOfTheHostWhereNothingElseIsSaid) { EXPECT_EQ(&Arena().memory(), &host_memory()); }
 
 TEST(Arena, HandsOutAlignedBlocksThatDoNotOverlap) {
   Arena arena;

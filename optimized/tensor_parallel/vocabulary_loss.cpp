@@ -75,4 +75,14 @@ double loss_sum(TensorView logsumexp, TensorView target_logit, std::span<const s
   });
 }
 
+double merged_loss(Memory& memory, TensorView gathered, TensorView logsumexp, TensorView target_logit,
+                   std::span<const std::int32_t> targets) {
+  const HostView statistics(memory, gathered, Access::read);
+  HostView whole(memory, logsumexp, Access::write), part(memory, target_logit, Access::write);
+  merge_statistics(statistics.view(), whole.view(), part.view());
+  whole.finish();
+  part.finish();
+  return loss_sum(whole.view(), part.view(), targets);
+}
+
 }  // namespace tandem

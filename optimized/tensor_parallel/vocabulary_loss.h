@@ -6,6 +6,7 @@
 
 #include "core/batch.h"
 #include "core/tensor.h"
+#include "kernels/memory.h"
 
 /// The cross-entropy of logits whose columns, the vocabulary, are dealt to tensor-parallel ranks. Each rank makes the statistics
 /// of its columns (Kernels::cross_entropy_statistics), all ranks gather them, and each merges them by the functions here: the
@@ -28,5 +29,9 @@ void merge_statistics(TensorView gathered, TensorView logsumexp, TensorView targ
 /// Sum of logsumexp - target_logit over the tokens whose target is not kIgnoredTarget, in double, in order. Targets are those of
 /// the whole vocabulary.
 [[nodiscard]] double loss_sum(TensorView logsumexp, TensorView target_logit, std::span<const std::int32_t> targets);
+
+/// Both, of tensors in `memory`: logsumexp and target_logit are written, the sum returned. On a device it waits for `gathered`.
+[[nodiscard]] double merged_loss(Memory& memory, TensorView gathered, TensorView logsumexp, TensorView target_logit,
+                                 std::span<const std::int32_t> targets);
 
 }  // namespace tandem

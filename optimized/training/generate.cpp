@@ -48,7 +48,7 @@ class Decoder {
     ++length_;
   }
 
-  [[nodiscard]] std::vector<double> logits() const { return ParameterStore::values_of(logits_); }
+  [[nodiscard]] std::vector<double> logits() const { return ParameterStore::values_of(kernels_.memory(), logits_); }
 
  private:
   [[nodiscard]] TensorView named(const std::string& name) const { return store_.parameter(store_.index_of(name)); }

@@ -65,13 +65,15 @@ RankTrainer::RankTrainer(const TrainOptions& options, const std::optional<Checkp
       comm_(disturbed_ != nullptr ? *disturbed_ : comm),
       report_(report),
       progress_(options.board != nullptr ? &options.board->slot(comm.rank()) : nullptr),
-      arena_({.poison = options.poison}),
-      kernels_(make_kernels(options.config.plan, options.pitfalls)),
+      kernels_(make_kernels(options.config.plan, {options.backend, options.pitfalls, options.device})),
+      arena_({.poison = options.poison, .memory = &kernels_->memory()}),
       engine_(context(), engine_options()),
       checkpointer_(checkpointer_options(), engine_),
       guard_(make_guard(resumed ? resumed->next_step : 0)) {
   timeline_.set_enabled(options.record_timeline);
   timeline_.keep_last(options.kept_spans);
+  if (options.backend == "cuda") observer_ = make_nvtx_observer();
+  timeline_.set_observer(observer_.get());
   if (options.memory) memory_ = std::make_unique<MemoryTier>(*options.memory, engine_, options.pitfalls);
 }
 

@@ -69,13 +69,14 @@ class RankTrainer {
   const TrainOptions& options_;
   const std::optional<CheckpointInfo>& resumed_;
   RunData& data_;
+  std::unique_ptr<SpanObserver> observer_;  // null: no profiler can look; the timeline borrows it
   Timeline timeline_;
   std::unique_ptr<Communicator> disturbed_;  // null: the network is as it is
   Communicator& comm_;                       // records in timeline_
   TrainReport& report_;
   ProgressSlot* progress_;
-  Arena arena_;
   std::unique_ptr<Kernels> kernels_;
+  Arena arena_;
   Engine engine_;
   Checkpointer checkpointer_;
   std::unique_ptr<AnomalyGuard> guard_;  // null: nobody looks

@@ -23,14 +23,15 @@ class KeptMoments {
  public:
   explicit KeptMoments(ParameterStore& store) : store_(store) {
     for_each([&](TensorView moment) {
-      const auto* const begin = static_cast<const std::byte*>(moment.data());
-      bytes_.insert(bytes_.end(), begin, begin + moment.size_bytes());
+      const std::size_t at = bytes_.size();
+      bytes_.resize(at + static_cast<std::size_t>(moment.size_bytes()));
+      read_tensor(store_.memory(), moment, bytes_.data() + at);
     });
   }
   void put_back() {
     std::size_t at = 0;
     for_each([&](TensorView moment) {
-      std::memcpy(moment.data(), bytes_.data() + at, static_cast<std::size_t>(moment.size_bytes()));
+      write_tensor(store_.memory(), bytes_.data() + at, moment);
       at += static_cast<std::size_t>(moment.size_bytes());
     });
   }

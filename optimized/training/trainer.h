@@ -39,6 +39,8 @@ struct TrainOptions {
   bool record_timeline = true;
   std::size_t kept_spans = 200'000;  ///< of each rank, about 30 MB: the last ones; 0: all
   WorldSettings world;
+  std::string backend = "cpu";  ///< MachineChoice
+  int device = 0;
   PitfallSet pitfalls;
   FileOperations* checkpoint_files = nullptr;  ///< borrowed; null: the system's
   /// false: a checkpoint of other data (BatchSource::identity()) is refused.

@@ -2,7 +2,6 @@
 #include "optimized/zero/host_offload.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include <fmt/format.h>
@@ -14,8 +13,15 @@ namespace {
 
 constexpr std::size_t kStagingBuffers = 2;
 
-void copy_bytes(TensorView from, TensorView to) {
-  std::memcpy(to.data(), from.data(), static_cast<std::size_t>(from.size_bytes()));
+// One of the two is the host's, of a device that is none.
+void copy_between(Memory& device, TensorView from, TensorView to) {
+  if (device.on_host()) {
+    device.copy(from.data(), to.data(), from.size_bytes());
+  } else if (device.holds(to.data())) {
+    device.write(from.data(), to.data(), from.size_bytes());
+  } else {
+    device.read(from.data(), to.data(), from.size_bytes());
+  }
 }
 
 }  // namespace
@@ -32,9 +38,17 @@ class HostOffload::Pass {
     }
     to_device_.resize(chunks_.size());
     to_host_.resize(chunks_.size());
+    arrived_.resize(chunks_.size());
   }
   // The staging buffers belong to the transfer thread until it rests.
-  ~Pass() { owner_.thread_.drain(); }
+  ~Pass() {
+    owner_.thread_.drain();
+    try {
+      owner_.lane_->synchronize();
+    } catch (const std::exception&) {
+      // The lane is broken: the rank's own says so.
+    }
+  }
   Pass(const Pass&) = delete;
   Pass& operator=(const Pass&) = delete;
 
@@ -46,6 +60,7 @@ class HostOffload::Pass {
       // Queued behind the copy of chunk i - 1 to the host, from the same buffer.
       if (!late && i + 1 < chunks_.size()) copy_to_device(i + 1);
       if (!late) wait_for(to_device_[i]);
+      if (!late) rank_lane().begin_after(*arrived_[i]);
       if (late && i >= kStagingBuffers) wait_for(to_host_[i - kStagingBuffers]);
       update_chunk(i, update);
       if (late) copy_to_device(i);
@@ -66,15 +81,20 @@ class HostOffload::Pass {
     return owner_.host(static_cast<int>(tensor)).flat(part.elements.begin, part.elements.size());
   }
 
+  [[nodiscard]] Memory& rank_lane() const { return owner_.device_.memory(); }
+
   void copy_to_device(std::size_t chunk) {
-    to_device_[chunk] = owner_.thread_.submit([this, chunk] {
+    to_device_[chunk] = owner_.thread_.submit([this, chunk, free = rank_lane().mark()] {
+      owner_.lane_->begin_after(*free);
       transfer("offload to device", chunk, owner_.traffic_.bytes_to_device, [&](const Part& part, std::size_t tensor) {
         return std::pair(on_host(part, tensor), on_device(chunk, part, tensor));
       });
+      arrived_[chunk] = owner_.lane_->mark();
     });
   }
   void copy_to_host(std::size_t chunk) {
-    to_host_[chunk] = owner_.thread_.submit([this, chunk] {
+    to_host_[chunk] = owner_.thread_.submit([this, chunk, updated = rank_lane().mark()] {
+      owner_.lane_->begin_after(*updated);
       transfer("offload to host", chunk, owner_.traffic_.bytes_to_host, [&](const Part& part, std::size_t tensor) {
         return std::pair(on_device(chunk, part, tensor), on_host(part, tensor));
       });
@@ -84,6 +104,7 @@ class HostOffload::Pass {
   // On the transfer thread. `ends` gives from and to.
   template <class Ends>
   void transfer(const char* name, std::size_t chunk, std::int64_t& bytes, const Ends& ends) {
+    const ObservedRange range(timeline_, name, Activity::transfer);
     const std::int64_t begin_ns = Timeline::now_ns();
     for (const Part& part : chunks_[chunk]) {
       for (std::size_t tensor = 0; tensor < tensors(); ++tensor) {
@@ -130,13 +151,15 @@ class HostOffload::Pass {
   int step_;
   std::vector<Arena::Buffer> staging_;  // [buffers, tensors]
   std::vector<TransferThread::Ticket> to_device_, to_host_;
+  std::vector<std::shared_ptr<Memory::Mark>> arrived_;  // of the transfer thread, until a chunk has been waited for
 };
 
-HostOffload::HostOffload(Arena& device, Arena& host, const HostOffloadOptions& options) : device_(device), options_(options) {
+HostOffload::HostOffload(Arena& device, Arena& host, const HostOffloadOptions& options)
+    : device_(device), lane_(device.memory().new_lane()), options_(options) {
   TANDEM_CHECK(
       options.tensors >= 0 && options.elements >= 0 && options.chunk_elements >= 1,
       fmt::format("{} tensors of {} elements in chunks of {}", options.tensors, options.elements, options.chunk_elements));
-  if (!options_.copy) options_.copy = copy_bytes;
+  if (!options_.copy) options_.copy = [this](TensorView from, TensorView to) { copy_between(*lane_, from, to); };
   for (int tensor = 0; tensor < options.tensors; ++tensor) {
     host_.push_back(host.allocate(options.dtype, {options.elements}, MemoryCategory::optimizer));
   }

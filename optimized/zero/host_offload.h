@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -23,7 +24,7 @@ struct HostOffloadOptions {
   /// Of each tensor, twice on the device. Small enough that a chunk is still in a cache when it is updated and copied back.
   std::int64_t chunk_elements = 1 << 18;
   PitfallSet pitfalls{};
-  /// Copies equally many elements; called on the transfer thread. Empty: memcpy.
+  /// Copies equally many elements; called on the transfer thread. Empty: by a lane of the device's memory.
   std::function<void(TensorView from, TensorView to)> copy{};
 };
 
@@ -49,7 +50,8 @@ struct OffloadTraffic {
 ///
 /// The host memory is counted by the host arena (MemoryCategory::optimizer), the staging buffers by the device arena
 /// (MemoryCategory::workspace), for the duration of for_each_chunk alone. Both arenas are borrowed, must outlive this, and are
-/// used on the caller's thread only.
+/// used on the caller's thread only. On a GPU updates and copies go on without the host, each after what it needs; what is told
+/// of an update is when it was issued.
 class HostOffload {
  public:
   using Update = std::function<void(const OffloadedPart& part)>;
@@ -90,6 +92,7 @@ class HostOffload {
   [[nodiscard]] std::int64_t staging_elements(const std::vector<Chunk>& chunks) const;
 
   Arena& device_;
+  std::unique_ptr<Memory> lane_;  // of the transfer thread
   HostOffloadOptions options_;
   std::vector<Arena::Buffer> host_;  // [tensors]
   OffloadTraffic traffic_;           // of the transfer thread while it works
