@@ -7,10 +7,12 @@
 #include "cli/command.h"
 #include "cli/data_source.h"
 #include "cli/output.h"
+#include "cli/run_options.h"
 #include "core/io/safetensors.h"
 #include "core/text.h"
 #include "optimized/checkpoint/checkpoint.h"
 #include "optimized/comm/world.h"
+#include "optimized/machine.h"
 #include "optimized/training/generate.h"
 
 namespace tandem {
@@ -21,6 +23,7 @@ struct GenerateArguments {
   std::string prompt;
   std::string tokenizer;
   std::string logits;
+  std::string backend = "cpu";
   GenerateOptions options;
 };
 
@@ -49,6 +52,7 @@ class LogitsFile {
 };
 
 int generate_action(const GenerateArguments& arguments, const std::atomic<bool>& stop) {
+  require_backend(arguments.backend);
   const std::filesystem::path folder = find_checkpoint(arguments.checkpoint);
   const CheckpointInfo info = read_checkpoint_info(folder);
   require_text(arguments.prompt, "--prompt");
@@ -69,8 +73,8 @@ int generate_action(const GenerateArguments& arguments, const std::atomic<bool>&
     TrainingPlan plan = on_one_rank(info.config.plan);
     plan.precision = "fp32";
     plan.numerics = {};
-    Arena arena;
-    const auto kernels = make_cpu_kernels({});
+    const auto kernels = make_kernels(plan, MachineChoice{arguments.backend});
+    Arena arena({.memory = &kernels->memory()});
     const RankContext context{&comm, kernels.get(), &arena, nullptr, {}, {}};
     Engine engine(context, {info.config.model, plan, info.config.optimizer, {}, 1, 1});
     load_checkpoint(folder, info, engine);
@@ -106,6 +110,7 @@ void add_generate_command(CommandLine& line) {
   command->add_option("--tokenizer", arguments->tokenizer,
                       "bytes or FILE.model, where the data that the model was trained on is not there to say it");
   command->add_option("--seed", arguments->options.seed, "of the draws")->capture_default_str();
+  add_backend_option(*command, arguments->backend);
   command->add_option("--logits", arguments->logits, "write tokens and logits of all that the model read (safetensors)");
   command->footer("Example (after: tandem train --data FILE --out run):\n  tandem generate --checkpoint run --prompt 'The '");
   command->callback([&line, arguments] { line.action = [&line, arguments] { return generate_action(*arguments, line.stop); }; });

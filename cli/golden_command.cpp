@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "cli/run_options.h"
 #include "core/config.h"
+#include "optimized/machine.h"
 #include "suites/golden.h"
 
 namespace tandem {
@@ -16,6 +18,7 @@ struct GoldenArguments {
   std::string precision = "fp64";
   std::vector<std::string> settings;
   bool all = false;
+  std::string backend = "cpu";
 };
 
 void print_outcome(const GoldenSet& set, const GoldenOutcome& outcome, bool all) {
@@ -59,13 +62,14 @@ bool check_set(const GoldenArguments& arguments, const std::string& folder) {
   }
   const GoldenOutcome reference = run_golden_reference(set, *plan);
   print_outcome(set, reference, arguments.all);
-  const GoldenOutcome engine = run_golden_engine(set, *plan, PitfallSet(), reference);
+  const GoldenOutcome engine = run_golden_engine(set, *plan, {.backend = arguments.backend}, reference);
   print_outcome(set, engine, arguments.all);
   return reference.passed() && engine.passed();
 }
 
 // One set that cannot be run says nothing about the others.
 int golden_action(const GoldenArguments& arguments) {
+  require_backend(arguments.backend);
   bool good = true;
   bool refused = false;
   for (const std::string& folder : arguments.folders) {
@@ -96,6 +100,7 @@ void add_golden_command(CommandLine& line) {
   command->add_option("--set", arguments->settings, "key=value of the engine's plan, e.g. data=3")
       ->type_size(1)
       ->allow_extra_args(false);
+  add_backend_option(*command, arguments->backend);
   command->add_flag("--all", arguments->all, "show every deviation, not only those beyond their limit");
   command->footer(
       "Example:\n  tandem golden results/golden/tiny --precision fp32 --set data=3\n"

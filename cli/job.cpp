@@ -13,6 +13,7 @@
 #include "harness/agreement.h"
 #include "optimized/comm/exchange.h"
 #include "optimized/comm/mpi/mpi_world.h"
+#include "optimized/comm/nccl/nccl_world.h"
 
 namespace tandem {
 namespace {
@@ -53,6 +54,7 @@ int Job::agree_on_status(int status) const { return from_bytes<int>(all_gather_b
 
 void Job::agree(CaseResult& result, std::atomic<bool>& stop) const {
   require_whole_job();
+  require_whole_nccl_job();
   std::vector<Opinion> opinions;
   for (const std::string& part : all_gather_bytes(settings_, to_bytes(News{opinion_of(result), stop.load()}))) {
     auto news = from_bytes<News>(part);

@@ -13,7 +13,7 @@
 
 namespace tandem {
 
-/// The processes that run a command together: one, unless the transport is mpi. All of them do the same; the first one alone
+/// The processes that run a command together: one where ranks are threads. All of them do the same; the first one alone
 /// prints and writes files. Its functions are collective.
 class Job {
  public:

@@ -22,6 +22,7 @@
 #include "core/error.h"
 #include "core/nearest_name.h"
 #include "optimized/comm/mpi/mpi_world.h"
+#include "optimized/comm/nccl/nccl_world.h"
 
 namespace {
 
@@ -65,10 +66,21 @@ int report(const std::string& text, int status) {
   return status;
 }
 
-// Bad input is the same in all processes of a job; one says so. Both mpirun and srun with PMIx number them here.
+// Which process of its job this is on its host, as mpirun, torchrun and srun say; the innermost first.
+std::string_view place_on_host() {
+  const std::array<std::array<const char*, 2>, 3> variables = {
+      {{"OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"}, {"LOCAL_RANK", "WORLD_SIZE"}, {"SLURM_LOCALID", "SLURM_NTASKS"}}};
+  for (const auto& [place, size] : variables) {
+    const char* const text = std::getenv(place);
+    if (text != nullptr && std::getenv(size) != nullptr) return text;
+  }
+  return "0";
+}
+
+// Bad input is the same in all processes of a job, but what a machine lacks may be lacking on one host alone: one process of each
+// host says so.
 int report_input(const std::string& text) {
-  const char* const rank = std::getenv("PMIX_RANK");
-  if (rank != nullptr && std::string_view(rank) != "0") return tandem::kBadInput;
+  if (place_on_host() != "0") return tandem::kBadInput;
   return report(text, tandem::kBadInput);
 }
 
@@ -139,6 +151,7 @@ int main(int argc, char** argv) {
   tandem::add_pitfalls_command(line);
   tandem::on_broken_job(end_at_once);
   const int status = run(line, argc, argv);
+  tandem::leave_nccl_job(status);
   tandem::leave_job(status);
   return status;
 }

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "optimized/anomaly/bundle.h"
+#include "optimized/machine.h"
 #include "optimized/training/trainer.h"
 
 namespace tandem {
@@ -74,7 +75,7 @@ int replay_incident(const TrainArguments& arguments) {
   const std::filesystem::path folder = arguments.replay;
   const IncidentBundle bundle = read_bundle(folder);
   require_whole(bundle, arguments.replay);
-  const WorldSettings world = to_world_settings(arguments.world);
+  const WorldSettings world = to_world_settings(arguments.world, arguments.backend);
   const Job job(world);
   DataCache cache = arguments.cache;
   TrainOptions options = options_of(bundle, folder);
@@ -86,6 +87,8 @@ int replay_incident(const TrainArguments& arguments) {
   }
   options.data = source.get();
   options.world = world;
+  options.backend = arguments.backend;
+  options.device = device_of(world.transport);
   // Not by fewer steps: the learning rate knows how many there will be.
   std::atomic<bool> stop{false};
   options.stop = &stop;

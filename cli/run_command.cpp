@@ -15,7 +15,9 @@
 #include "harness/registry.h"
 #include "harness/result_file.h"
 #include "harness/table.h"
+#include "optimized/comm/nccl/nccl_world.h"
 #include "optimized/machine.h"
+#include "optimized/probe/probe.h"
 
 namespace tandem {
 namespace {
@@ -44,16 +46,21 @@ int largest_rank_count(const CaseList& cases) {
 
 // What a reader must know before the numbers: fallbacks that the kernels took on this machine.
 void print_machine(const RunContext& context, const Job& job) {
-  const KernelsInfo info = machine_kernels();
+  const KernelsInfo info = machine_kernels({.backend = context.backend, .device = device_of(context.world.transport)});
   if (context.world != WorldSettings()) fmt::print("world: {}", context.world.describe());
   if (job.processes() > 1) fmt::print(", {} processes", job.processes());
   if (context.world != WorldSettings()) fmt::print("\n");
-  if (context.world.transport == "mpi" && job.processes() == 1)
+  if (context.world.transport != "threads" && job.processes() == 1)
     fmt::print("note: a job of one process; mpirun -n N starts more\n");
+  if (context.world.transport == "nccl") fmt::print("note: {}\n", nccl_description());
   if (context.world.link) fmt::print("note: times are those of the shaped link, not of this machine\n");
   fmt::print("kernels: {}, {}, {}", info.backend, info.instruction_set, info.matrix_library);
   for (std::size_t i = 0; i < context.peak_flops_by_threads.size(); ++i) {
     fmt::print("{} {:.0f}", i == 0 ? "; fp32 matrix peak by threads, GFLOP/s:" : ",", context.peak_flops_by_threads[i] * 1e-9);
+  }
+  if (const std::optional<GpuPeaks>& peaks = context.gpu_peaks) {
+    fmt::print("; matrix peak of a GPU, TFLOP/s: bf16 {:.0f}, fp32 {:.0f}", peaks->bf16_flops_per_second * 1e-12,
+               peaks->fp32_flops_per_second * 1e-12);
   }
   fmt::print("\n");
   for (const std::string& note : info.notes) fmt::print("note: {}\n", note);
@@ -62,9 +69,11 @@ void print_machine(const RunContext& context, const Job& job) {
 
 void keep(const RunArguments& arguments, const RunContext& context, const CaseList& cases, const RunOutcome& outcome) {
   ResultFile file;
-  const KernelsInfo info = machine_kernels();
+  const KernelsInfo info = machine_kernels({.backend = context.backend, .device = device_of(context.world.transport)});
   EnvironmentInputs inputs;
   inputs.libraries = {{"matrix", info.matrix_library}, {"instruction_set", info.instruction_set}};
+  if (context.world.transport == "nccl") inputs.libraries.emplace("nccl", nccl_description());
+  if (context.backend == "cuda") inputs.gpus = node_inventory().gpus;
   inputs.ranks = largest_rank_count(cases);
   file.environment = collect_environment(context, inputs);
   file.interrupted = outcome.interrupted;
@@ -86,9 +95,20 @@ void keep(const RunArguments& arguments, const RunContext& context, const CaseLi
 }
 
 // Of the first process where there are several: they would measure each other.
-std::vector<double> measured_peaks(const RunArguments& arguments, const Job& job) {
-  if (arguments.without_peak) return {};
-  return job.of_leader(job.leads() ? matrix_peaks_by_threads() : std::vector<double>());
+void measure_peaks(const RunArguments& arguments, const Job& job, RunContext& context) {
+  if (arguments.without_peak) return;
+  if (context.backend == "cpu") {
+    context.peak_flops_by_threads = job.of_leader(job.leads() ? matrix_peaks_by_threads() : std::vector<double>());
+    return;
+  }
+  if (context.backend != "cuda") return;
+  std::vector<double> peaks;
+  if (job.leads()) {
+    const GpuPeaks own = *measure_gpus(context.backend, context.world.transport);
+    peaks = {own.fp32_flops_per_second, own.bf16_flops_per_second, static_cast<double>(own.gpus)};
+  }
+  peaks = job.of_leader(peaks);
+  context.gpu_peaks = GpuPeaks{peaks[0], peaks[1], static_cast<int>(peaks[2])};
 }
 
 // What was done before a rank died or hung, saved where the run was to be saved.
@@ -125,7 +145,7 @@ int run_action(const CommandLine& line, const RunArguments& arguments) {
   });
   const bool over_processes = options.context.world.transport != "threads";
   if (over_processes) skip_what_does_not_fit(cases, job);
-  options.context.peak_flops_by_threads = measured_peaks(arguments, job);
+  measure_peaks(arguments, job, options.context);
   if (job.leads() && arguments.out != "-") print_machine(options.context, job);
   ProgressLine progress;
   std::atomic<bool> stop = false;

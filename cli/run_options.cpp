@@ -9,8 +9,9 @@
 
 #include "cli/output.h"
 #include "core/nearest_name.h"
-#include "optimized/comm/mpi/mpi_world.h"
+#include "optimized/comm/nccl/nccl_world.h"
 #include "optimized/comm/world.h"
+#include "optimized/machine.h"
 
 namespace tandem {
 namespace {
@@ -21,10 +22,22 @@ namespace {
                                nearest ? fmt::format(", did you mean '{}'?", *nearest) : "", fmt::join(known, ", ")));
 }
 
-void require_transport(const std::string& transport) {
+// Before the job is joined: the others of it come to the same, and nobody waits for anybody.
+void require_nccl(const std::string& backend) {
+  if (has_nccl() && backend != "cuda") {
+    throw InputError(fmt::format(
+        "--transport nccl: moves tensors between GPUs, and ranks of --backend {} have none; add --backend cuda, or use "
+        "threads or mpi",
+        backend));
+  }
+  const std::string why = why_no_nccl();
+  if (!why.empty()) throw InputError("--transport nccl: " + why);
+}
+
+void require_transport(const std::string& transport, const std::string& backend) {
+  if (transport == "nccl") return require_nccl(backend);
   const std::vector<std::string> known = transports();
   if (std::find(known.begin(), known.end(), transport) != known.end()) return;
-  if (transport == "nccl") throw InputError("--transport nccl: not in this build; use threads or mpi");
   if (transport == "mpi") {
     throw InputError(
         "--transport mpi: this build has no MPI; install libopenmpi-dev and openmpi-bin and configure again, or use threads");
@@ -41,7 +54,9 @@ std::vector<std::string> algorithm_names() {
 }  // namespace
 
 void add_world_options(CLI::App& command, WorldArguments& arguments) {
-  command.add_option("--transport", arguments.transport, "threads of this process, or mpi: processes started by mpirun or srun")
+  command
+      .add_option("--transport", arguments.transport,
+                  "threads of this process; mpi: processes started by mpirun or srun; nccl: processes with a GPU each")
       ->capture_default_str();
   command
       .add_option("--link", arguments.link,
@@ -59,8 +74,8 @@ void add_world_options(CLI::App& command, WorldArguments& arguments) {
       ->check(positive_number);
 }
 
-WorldSettings to_world_settings(const WorldArguments& arguments) {
-  require_transport(arguments.transport);
+WorldSettings to_world_settings(const WorldArguments& arguments, const std::string& backend) {
+  require_transport(arguments.transport, backend);
   WorldSettings settings;
   settings.transport = arguments.transport;
   settings.link = parse_link(arguments.link);
@@ -76,8 +91,13 @@ WorldSettings to_world_settings(const WorldArguments& arguments) {
   return settings;
 }
 
+void add_backend_option(CLI::App& command, std::string& backend) {
+  command.add_option("--backend", backend, "cpu; cuda, a GPU; simt, the CUDA kernels on an emulated one, to check numerics")
+      ->capture_default_str();
+}
+
 void add_run_options(CLI::App& command, RunOptions& options) {
-  command.add_option("--backend", options.backend, "cpu (cuda: not in this build)")->capture_default_str();
+  add_backend_option(command, options.backend);
   add_world_options(command, options.world);
   command.add_option("--seed", options.seed, "of parameters, data and dropout")->capture_default_str();
   command.add_option("--repetitions", options.repetitions, "measured steps per case")->capture_default_str()->check(at_least_one);
@@ -87,14 +107,13 @@ void add_run_options(CLI::App& command, RunOptions& options) {
 }
 
 RunContext to_context(const RunOptions& options) {
-  if (options.backend == "cuda") throw InputError("--backend cuda: this build has no CUDA backend; use cpu");
-  if (options.backend != "cpu") throw InputError(fmt::format("--backend {}: unknown; use cpu", options.backend));
   RunContext context;
+  context.world = to_world_settings(options.world, options.backend);
+  require_backend(options.backend);
   context.seed = options.seed;
   context.repetitions = options.repetitions;
   context.threads_per_rank = options.threads_per_rank;
   context.backend = options.backend;
-  context.world = to_world_settings(options.world);
   return context;
 }
 

@@ -20,8 +20,12 @@ struct WorldArguments {
 };
 void add_world_options(CLI::App& command, WorldArguments& arguments);
 
-/// Throws InputError where a transport, link or algorithm is named that there is not, or that do not go together.
-[[nodiscard]] WorldSettings to_world_settings(const WorldArguments& arguments);
+/// Throws InputError where a transport, link or algorithm is named that there is not or that this machine cannot use, or that do
+/// not go together with each other or with what the ranks compute on.
+[[nodiscard]] WorldSettings to_world_settings(const WorldArguments& arguments, const std::string& backend = "cpu");
+
+/// --backend: what the ranks compute on.
+void add_backend_option(CLI::App& command, std::string& backend);
 
 /// Options that run and pitfalls share.
 struct RunOptions {

@@ -153,7 +153,7 @@ int finish(const TrainArguments& arguments, const SupervisedRun& run, const std:
 int supervise_run(const TrainArguments& given, const std::atomic<bool>& stop) {
   const TrainArguments arguments = with_folder(given);
   std::signal(SIGPIPE, SIG_IGN);  // a reader who has seen enough is no reason to end a run, here and in the workers
-  static_cast<void>(to_world_settings(arguments.world));
+  require_launcher(arguments);
   static_cast<void>(parse_faults(arguments.faults));
   require_writable(arguments.json, "--json");
   require_writable_folder(arguments.output, "--out");

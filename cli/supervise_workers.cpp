@@ -17,6 +17,7 @@
 #include "core/io/hash.h"
 #include "optimized/checkpoint/catalogue.h"
 #include "optimized/checkpoint/tiers.h"
+#include "optimized/comm/mpi/mpi_world.h"
 #include "optimized/monitoring/metrics_jsonl.h"
 #include "optimized/recovery/fault_injector.h"
 
@@ -114,7 +115,7 @@ std::vector<std::string> RunLauncher::command(const Attempt& attempt) const {
   const int ranks = attempt.plan.parallel.world_size();
   if (has_own_launcher(arguments_)) {
     words = words_of(arguments_.supervise.launcher);
-  } else if (arguments_.world.transport == "mpi") {
+  } else if (arguments_.world.transport != "threads") {
     words = {"mpirun", "-n", std::to_string(ranks)};
     // To mpirun the two threads of a core are one place.
     if (2 * static_cast<unsigned>(ranks) > std::thread::hardware_concurrency()) words.emplace_back("--oversubscribe");
@@ -151,6 +152,7 @@ void RunLauncher::add_run_arguments(std::vector<std::string>& words) const {
   add(words, "--out", from.output);
   add(words, "--store", from.store);
   add(words, "--trace", from.trace);
+  add(words, "--backend", from.backend);
   add(words, "--transport", from.world.transport);
   add(words, "--link", from.world.link);
   add(words, "--algorithm", from.world.algorithm);
@@ -208,5 +210,12 @@ std::vector<int> lost_ranks_of(const TrainPlan& plan) {
 }
 
 bool has_own_launcher(const TrainArguments& arguments) { return !arguments.supervise.launcher.empty(); }
+
+void require_launcher(const TrainArguments& arguments) {
+  if (arguments.world.transport == "threads" || has_own_launcher(arguments) || has_mpi()) return;
+  throw InputError(
+      fmt::format("--transport {} --supervise: this build has no MPI for mpirun to start the workers; give --launcher",
+                  arguments.world.transport));
+}
 
 }  // namespace tandem

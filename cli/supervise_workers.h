@@ -57,5 +57,7 @@ class RunLauncher final : public Launcher {
 [[nodiscard]] std::vector<int> lost_ranks_of(const TrainPlan& plan);
 /// --launcher: the workers may be on other machines.
 [[nodiscard]] bool has_own_launcher(const TrainArguments& arguments);
+/// Throws InputError where workers that are processes have nothing to start them.
+void require_launcher(const TrainArguments& arguments);
 
 }  // namespace tandem

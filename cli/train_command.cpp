@@ -20,6 +20,8 @@
 #include "cli/train_watch.h"
 #include "core/synthetic_corpus.h"
 #include "harness/chrome_trace.h"
+#include "optimized/comm/nccl/nccl_world.h"
+#include "optimized/machine.h"
 #include "optimized/training/trainer.h"
 #include "suites/pair.h"
 
@@ -85,6 +87,16 @@ int interrupted(const TrainArguments& arguments, const TrainPlan& plan, const Tr
   return kInterrupted;
 }
 
+// After the run, whose memory is free again, on a card that is as warm as it was.
+std::optional<GpuPeaks> gpu_peaks(const TrainArguments& arguments) {
+  try {
+    return measure_gpus(arguments.backend, arguments.world.transport);
+  } catch (const Error& error) {
+    note(fmt::format("the GPU's peak was not measured: {}", error.what()));
+    return std::nullopt;
+  }
+}
+
 // What is left to say and to keep when the steps are done.
 int finish(const TrainArguments& arguments, const TrainPlan& plan, const BatchSource& source, const TrainReport& report) {
   if (report.gave_up) {
@@ -95,7 +107,8 @@ int finish(const TrainArguments& arguments, const TrainPlan& plan, const BatchSo
     fmt::print("nothing to do: the checkpoint is at step {} of {} (--steps)\n", report.first_step, plan.config.steps);
     return kGood;
   }
-  const TrainSummary summary = summarise_training(report, plan.config, source.sequence());
+  TrainSummary summary = summarise_training(report, plan.config, source.sequence());
+  if (const std::optional<GpuPeaks> peaks = gpu_peaks(arguments)) summary.peak_flops_per_second = peaks->of(plan.config.plan);
   print_train_summary(report, summary);
   for (const std::string& text : report.kernels.notes) fmt::print("note: {}\n", text);
   print_floor(report, source);
@@ -153,7 +166,7 @@ void add_reports(TrainOptions& options, TrainWatch& watch, ProgressLine& progres
 
 int train_here(const TrainArguments& arguments, const std::atomic<bool>& stop) {
   if (!arguments.worker.heartbeat.empty()) std::signal(SIGPIPE, SIG_IGN);  // whoever reads, it is not for them that we train
-  const WorldSettings world = to_world_settings(arguments.world);
+  const WorldSettings world = to_world_settings(arguments.world, arguments.backend);
   const Job job(world);
   TrainWatch watch(arguments, job);
   if (!arguments.resume.empty()) watch.enter(RunPhase::restore);
@@ -167,6 +180,7 @@ int train_here(const TrainArguments& arguments, const std::atomic<bool>& stop) {
     require_writable_folder(plan.output, "--out");
     print_header(plan.config, *source);
     if (world != WorldSettings()) fmt::print("world: {}\n", world.describe());
+    if (world.transport == "nccl") fmt::print("note:  {}\n", nccl_description());
     std::fflush(stdout);
   });
   clear_old_memory(plan, job);
@@ -181,6 +195,8 @@ int train_here(const TrainArguments& arguments, const std::atomic<bool>& stop) {
   options.resume = plan.resume;
   options.stop = &stop;
   options.world = world;
+  options.backend = arguments.backend;
+  options.device = device_of(world.transport);
   if (!arguments.trace.empty()) options.kept_spans = 0;
   watch.attach(options, plan);
   add_reports(options, watch, progress, plan);
@@ -192,6 +208,8 @@ int train_here(const TrainArguments& arguments, const std::atomic<bool>& stop) {
 }
 
 int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop) {
+  static_cast<void>(to_world_settings(arguments.world, arguments.backend));
+  require_backend(arguments.backend);
   if (!arguments.replay.empty()) return replay_incident(arguments);
   return arguments.supervise.on ? supervise_run(arguments, stop) : train_here(arguments, stop);
 }

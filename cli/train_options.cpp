@@ -75,7 +75,10 @@ void add_recovery_options(CLI::App& command, TrainArguments& arguments) {
       ->group(group);
   command.add_flag("--replace-slow", supervise.replace_slow, "restart where one rank is much slower than the others")
       ->group(group);
-  command.add_option("--launcher", supervise.launcher, "command that starts the workers: 'srun -n 4'; default mpirun -n RANKS")
+  command
+      .add_option(
+          "--launcher", supervise.launcher,
+          "command that starts the workers: 'srun -n 4', 'torchrun --no-python --nproc-per-node 4'; default mpirun -n RANKS")
       ->check(not_empty)
       ->group(group);
   command
@@ -108,6 +111,7 @@ void add_worker_options(CLI::App& command, TrainArguments& arguments) {
 
 void add_train_options(CLI::App& command, TrainArguments& arguments) {
   add_basic_options(command, arguments);
+  add_backend_option(command, arguments.backend);
   add_world_options(command, arguments.world);
   add_monitoring_options(command, arguments);
   add_recovery_options(command, arguments);

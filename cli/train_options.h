@@ -52,6 +52,7 @@ struct TrainArguments {
   std::string json;
   DataCache cache;
   WorldArguments world;
+  std::string backend = "cpu";
   std::vector<std::string> faults;
   bool uses_memory = false;
   std::string memory_folder;  ///< empty: by the name of `output`

@@ -129,7 +129,7 @@ TrainPlan resolve(const TrainArguments& arguments, const Job& job) {
   if (!arguments.resume.empty()) {
     if (!arguments.config_file.empty())
       throw InputError("--resume continues with the configuration of the checkpoint; leave CONFIG.json out and use --set");
-    plan.resume = newest_checkpoint(arguments, plan, to_world_settings(arguments.world), job);
+    plan.resume = newest_checkpoint(arguments, plan, to_world_settings(arguments.world, arguments.backend), job);
     // A run goes on where it was, unless it is told to branch off.
     if (plan.output.empty() && *plan.resume != std::filesystem::path(arguments.resume)) plan.output = arguments.resume;
     const CheckpointInfo info = read_checkpoint_info(*plan.resume);

@@ -239,6 +239,7 @@ std::string train_report_json(const TrainReport& report, const TrainSummary& sum
                            {"instruction_set", report.kernels.instruction_set},
                            {"matrix_library", report.kernels.matrix_library},
                            {"notes", report.kernels.notes}}}};
+  if (summary.peak_flops_per_second > 0) json["peak_flops_per_second"] = summary.peak_flops_per_second;
   json["checkpoints"] = checkpoints_json(report);
   json["checkpoint_problems"] = report.checkpoint_problems;
   json["loading"] = loading_json(report.loading);
@@ -251,6 +252,10 @@ void print_train_summary(const TrainReport& report, const TrainSummary& summary)
   fmt::print("{} steps in {:.1f} s: {:.0f} tokens/s, {:.1f} GFLOP/s, step {:.1f} ms (p10 {:.1f}, p90 {:.1f})\n",
              report.steps.size(), report.wall_seconds, summary.tokens_per_second, 1e-9 * summary.model_flops_per_second,
              1e3 * summary.step_seconds_median, 1e3 * summary.step_seconds_p10, 1e3 * summary.step_seconds_p90);
+  if (summary.peak_flops_per_second > 0) {
+    fmt::print("{:.1f} % of the matrix peak, {:.0f} TFLOP/s as measured\n",
+               100 * summary.model_flops_per_second / summary.peak_flops_per_second, 1e-12 * summary.peak_flops_per_second);
+  }
   const StepResult& last = report.steps.back();
   if (const std::int64_t assignments = last.kept_assignments + last.dropped_assignments; assignments > 0) {
     fmt::print("experts: {:.1f} % of the last step's assignments dropped, auxiliary loss {:.4f}\n",

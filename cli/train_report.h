@@ -16,8 +16,9 @@ struct TrainSummary {
   double busy_share = 0, exposed_share = 0;    ///< communication, mean over ranks
   std::array<double, kPurposes> bytes_sent{};  ///< a step, all ranks together, by purpose
   double model_flops_per_second = 0;
-  BytesByCategory peak_bytes{};                               ///< worst rank
-  BytesByCategory predicted_bytes{};                          ///< 0: no prediction
+  double peak_flops_per_second = 0;   ///< of the GPUs' matrix products, all ranks together; 0: not measured
+  BytesByCategory peak_bytes{};       ///< worst rank
+  BytesByCategory predicted_bytes{};  ///< 0: no prediction
   BytesByCategory host_peak_bytes{}, host_predicted_bytes{};  ///< of state that the plan keeps in host memory
 };
 [[nodiscard]] TrainSummary summarise_training(const TrainReport& report, const RunConfig& config, std::int64_t sequence);

@@ -71,7 +71,7 @@ struct AdversaryScript {
 
 /// Of what a world of ranks is made.
 struct WorldSettings {
-  std::string transport = "threads";                            ///< threads, mpi
+  std::string transport = "threads";                            ///< threads, mpi, nccl
   std::optional<LinkProfile> link{};                            ///< threads only
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::direct;  ///< of messages; threads without a link share memory
   std::optional<AdversaryScript> adversary{};

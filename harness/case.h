@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/gpu_peaks.h"
 #include "core/model_config.h"
 #include "core/pitfall.h"
 #include "core/plan.h"
@@ -33,6 +34,7 @@ struct RunContext {
   /// Measured matrix-product peak of this machine with 1, 2, ... threads; empty: not measured, shares of peak are left out.
   std::vector<double> peak_flops_by_threads;
   std::string backend = "cpu";
+  std::optional<GpuPeaks> gpu_peaks;  ///< instead of those, where ranks compute on GPUs
   WorldSettings world;
 };
 

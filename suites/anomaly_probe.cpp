@@ -10,6 +10,7 @@
 #include "core/timeline.h"
 #include "optimized/comm/world.h"
 #include "optimized/machine.h"
+#include "suites/machine_of.h"
 
 namespace tandem {
 namespace {
@@ -37,7 +38,7 @@ class ProbeRank {
       : script_(script),
         comm_(comm),
         result_(result),
-        kernels_(make_kernels(script.config.plan, context.pitfalls)),
+        kernels_(make_kernels(script.config.plan, machine_of(context))),
         engine_({&comm, kernels_.get(), &arena_, nullptr, context.pitfalls, {}}, options()) {
     engine_.store().initialise(script.config.model, script.config.initialization, script.config.seed);
     if (script.config.anomaly.action == AnomalyAction::off) return;
@@ -112,7 +113,8 @@ class ProbeRank {
         element -= view.num_elements();
         continue;
       }
-      auto* const at = static_cast<float*>(view.data()) + element;
+      HostView struck(kernels_->memory(), view, Access::update);  // what hooks show is the host's already
+      auto* const at = static_cast<float*>(struck.view().data()) + element;
       std::uint32_t bits = 0;
       std::memcpy(&bits, at, sizeof(bits));
       bits ^= std::uint32_t{1} << bit;
@@ -129,7 +131,8 @@ class ProbeRank {
     double bad = 0;
     double all = 0;
     for (const TensorView& view : state_views(engine_.store(), FaultTarget::weights)) {
-      const auto* const values = static_cast<const float*>(view.data());
+      const HostView host(kernels_->memory(), view, Access::read);
+      const auto* const values = static_cast<const float*>(host.view().data());
       for (std::int64_t i = 0; i < view.num_elements(); ++i) bad += std::isfinite(values[i]) ? 0 : 1;
       all += static_cast<double>(view.num_elements());
     }
@@ -141,8 +144,8 @@ class ProbeRank {
   const ProbeScript& script_;
   Communicator& comm_;
   ProbeRun& result_;
-  Arena arena_{{.poison = false}};
   std::unique_ptr<Kernels> kernels_;
+  Arena arena_{{.memory = &kernels_->memory()}};
   Engine engine_;
   std::optional<AnomalyGuard> guard_;
   bool is_done_ = false;

@@ -140,6 +140,7 @@ TrainReport run_watched(const WatchedScript& script, const RunContext& context) 
   options.world = context.world;
   options.world.transport = "threads";
   options.pitfalls = context.pitfalls;
+  options.backend = context.backend;
   options.faults = injector->empty() ? nullptr : injector.get();
   std::atomic<bool> stop = false;
   if (script.stop_after > 0) {

@@ -37,6 +37,7 @@ TrainOptions training(const ParallelVariant& variant, const RunContext& context,
   options.output = output;
   options.poison = true;
   options.pitfalls = context.pitfalls;
+  options.backend = context.backend;
   return options;
 }
 

@@ -16,6 +16,7 @@
 #include "optimized/engine/parameter_store.h"
 #include "optimized/machine.h"
 #include "reference/optimizer.h"
+#include "suites/machine_of.h"
 #include "suites/one_step.h"
 
 namespace tandem {
@@ -78,7 +79,9 @@ void collect_tensors(const Engine& engine, StateCollector& collector) {
   for (const OwnedPart& part : store.parts()) {
     for (const auto& [prefix, view] : kViews) {
       const TensorView values = (store.*view)(part);
-      if (values) collector.add(prefix + part.shard.global_name, part.shard, values);
+      if (!values) continue;
+      const HostView host(store.memory(), values, Access::read);
+      collector.add(prefix + part.shard.global_name, part.shard, host.view());
     }
   }
   if (engine.compression() == nullptr) return;
@@ -116,7 +119,7 @@ class RankRun {
         comm_(comm),
         result_(result),
         shared_(shared),
-        kernels_(make_kernels(script.inputs.plan, context.pitfalls)),
+        kernels_(make_kernels(script.inputs.plan, machine_of(context))),
         engine_({&comm, kernels_.get(), &arena_, nullptr, context.pitfalls, {}}, options(script)) {}
 
   void run() {
@@ -197,8 +200,8 @@ class RankRun {
   Communicator& comm_;
   CheckpointRun& result_;
   Shared& shared_;
-  Arena arena_{{.poison = true}};
   std::unique_ptr<Kernels> kernels_;
+  Arena arena_{{.poison = true, .memory = &kernels_->memory()}};
   Engine engine_;
 };
 

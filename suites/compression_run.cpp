@@ -16,6 +16,7 @@
 #include "optimized/comm/exchange.h"
 #include "optimized/comm/world.h"
 #include "optimized/machine.h"
+#include "suites/machine_of.h"
 #include "suites/one_step.h"
 
 namespace tandem {
@@ -37,7 +38,8 @@ constexpr std::int64_t kValidationRows = 32;
 
 void spoil(ParameterStore& store) {
   const TensorView gradient = store.all_gradients();
-  ParameterStore::assign(gradient.flat(gradient.num_elements() / 2, 1), {std::numeric_limits<double>::infinity()});
+  ParameterStore::assign(store.memory(), gradient.flat(gradient.num_elements() / 2, 1),
+                         {std::numeric_limits<double>::infinity()});
 }
 
 // One rank's part of run_compressed().
@@ -46,7 +48,7 @@ class RankRun {
   RankRun(const CompressionScript& script, const RunContext& context, Communicator& comm)
       : script_(script),
         comm_(comm),
-        kernels_(make_kernels(script.inputs.plan, context.pitfalls)),
+        kernels_(make_kernels(script.inputs.plan, machine_of(context))),
         engine_(with_timeline(comm, kernels_.get(), arena_, timeline_, context), options(script, comm.rank())) {
     if (engine_.compression() == nullptr || !script.record_tensors) return;
     engine_.compression()->set_observer([this](int bucket, std::span<const float> before, std::span<const float> after) {
@@ -117,7 +119,8 @@ class RankRun {
     for (const Span& span : timeline_.spans()) record.gradient_bytes += span.purpose == Purpose::gradient ? span.bytes : 0;
     const ParameterStore& store = engine_.store();
     for (std::size_t i = 0; script_.record_tensors && i < store.size(); ++i) {
-      const TensorView values = store.parameter(i);
+      const HostView host(store.memory(), store.parameter(i), Access::read);
+      const TensorView values = host.view();
       record.hashes[store.spec(i).name + " " + store.shard(i).describe_slices()] =
           hash64({static_cast<const std::byte*>(values.data()), static_cast<std::size_t>(values.size_bytes())});
     }
@@ -151,8 +154,8 @@ class RankRun {
 
   const CompressionScript& script_;
   Communicator& comm_;
-  Arena arena_{{.poison = true}};
   std::unique_ptr<Kernels> kernels_;
+  Arena arena_{{.poison = true, .memory = &kernels_->memory()}};
   Timeline timeline_;
   std::map<std::string, CodedRecord> seen_;  // in this step
   Engine engine_;

@@ -272,6 +272,7 @@ Case entropy_case() {
     train_options.config.seed = context.seed;
     train_options.data = &source;
     train_options.pitfalls = context.pitfalls;
+    train_options.backend = context.backend;
     const double loss = train(train_options).validation_losses.back().second;
     const std::string why = fmt::format("entropy rate {:.4f} nats", corpus.entropy_rate_nats());
     return of_properties(

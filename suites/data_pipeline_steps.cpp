@@ -7,18 +7,11 @@
 #include "optimized/comm/world.h"
 #include "optimized/machine.h"
 #include "reference/gpt.h"
+#include "suites/machine_of.h"
 #include "suites/one_step.h"
 
 namespace tandem {
 namespace {
-
-std::vector<double> values_of(const TensorView& tensor) {
-  std::vector<double> values(static_cast<std::size_t>(tensor.num_elements()));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    values[i] = tensor.dtype() == DType::f64 ? tensor.as<double>()[i] : static_cast<double>(tensor.as<float>()[i]);
-  }
-  return values;
-}
 
 template <class Real>
 StepOutcome reference_outcome(const PairInputs& inputs, const reference::NamedTensors<Real>& parameters, const Batch& batch) {
@@ -53,9 +46,9 @@ double norm(const std::vector<double>& values) {
 std::vector<StepOutcome> engine_outcomes(const PairInputs& inputs, const std::vector<Batch>& batches, const RunContext& context) {
   std::vector<StepOutcome> outcomes;
   run_world({.ranks = 1}, [&](Communicator& comm) {
-    const auto kernels = make_kernels(inputs.plan, context.pitfalls);
+    const auto kernels = make_kernels(inputs.plan, machine_of(context));
     for (const Batch& batch : batches) {
-      Arena arena({.poison = true});
+      Arena arena({.poison = true, .memory = &kernels->memory()});
       TrainingPlan plan = inputs.plan;
       plan.batch = {batch.rows, 1};
       Engine engine({&comm, kernels.get(), &arena, nullptr, context.pitfalls, {}},
@@ -64,7 +57,7 @@ std::vector<StepOutcome> engine_outcomes(const PairInputs& inputs, const std::ve
       StepOutcome outcome;
       engine.set_gradient_observer([&](const Engine& e) {
         for (std::size_t i = 0; i < e.store().size(); ++i)
-          outcome.gradients[e.store().spec(i).name] = values_of(e.store().gradient(i));
+          outcome.gradients[e.store().spec(i).name] = ParameterStore::values_of(e.store().memory(), e.store().gradient(i));
       });
       const StepResult done = engine.train_step(batch, 0);
       outcome.loss = done.loss;

@@ -108,7 +108,7 @@ TimedRun timed_run(const PairInputs& inputs, const BatchSource& source, std::int
   constexpr std::int64_t kSteps = 25;
   TimedRun result;
   run_world({.ranks = 1}, [&](Communicator& comm) {
-    const auto kernels = make_kernels(inputs.plan, {});
+    const auto kernels = make_kernels(inputs.plan);
     Arena arena;
     Engine engine({&comm, kernels.get(), &arena, nullptr, {}, {}},
                   {inputs.model, inputs.plan, own_optimizer(inputs), inputs.schedule, kSteps, inputs.seed, asleep});

@@ -22,6 +22,7 @@
 #include "suites/evidence_bytes.h"
 #include "suites/evidence_collector.h"
 #include "suites/evidence_stage.h"
+#include "suites/machine_of.h"
 #include "suites/one_step.h"
 #include "suites/pair.h"
 
@@ -50,7 +51,9 @@ class RankRun {
         collector_(collector),
         result_(result),
         pitfalls_(context.pitfalls),
-        kernels_(make_kernels(inputs.plan, context.pitfalls)) {
+        kernels_(make_kernels(inputs.plan, machine_of(context))) {
+    if (context.backend == "cuda") observer_ = make_nvtx_observer();
+    timeline_.set_observer(observer_.get());
     comm_.set_timeline(&timeline_);
   }
 
@@ -67,7 +70,7 @@ class RankRun {
   [[nodiscard]] RankContext context(Arena& arena) { return {&comm_, kernels_.get(), &arena, &timeline_, pitfalls_, {}}; }
 
   void sgd_step() {
-    Arena arena({.poison = true});
+    Arena arena({.poison = true, .memory = &kernels_->memory()});
     Engine engine(context(arena), {inputs_.model, inputs_.plan, plain_sgd(inputs_), {}, 1, inputs_.seed, {}});
     engine.store().initialise(inputs_.model, inputs_.initialization, inputs_.seed);
     collector_.collect(std::string(kInitialParameters), 0, engine, &ParameterStore::master);
@@ -82,7 +85,7 @@ class RankRun {
   }
 
   void own_steps() {
-    Arena arena({.poison = true});
+    Arena arena({.poison = true, .memory = &kernels_->memory()});
     Engine engine(context(arena), {inputs_.model, inputs_.plan, own_optimizer(inputs_), inputs_.schedule, inputs_.steps,
                                    inputs_.seed, inputs_.injected_seconds});
     engine.store().initialise(inputs_.model, inputs_.initialization, inputs_.seed);
@@ -139,6 +142,7 @@ class RankRun {
   EngineRun& result_;
   PitfallSet pitfalls_;
   std::unique_ptr<Kernels> kernels_;
+  std::unique_ptr<SpanObserver> observer_;  // before the timeline, which borrows it
   Timeline timeline_;
   std::int64_t tokens_ = 0;
 };
@@ -166,6 +170,7 @@ void add_predictions(const PairInputs& inputs, const RunContext& context, Measur
     const auto used = std::min(static_cast<std::size_t>(threads), context.peak_flops_by_threads.size());
     measured.peak_flops_per_second = context.peak_flops_by_threads[used - 1];
   }
+  if (context.gpu_peaks) measured.peak_flops_per_second = context.gpu_peaks->of(inputs.plan);
   measured.predicted_peak_bytes = forecast_memory(inputs.model, inputs.plan, inputs.optimizer.kind, sequence).device;
   // Workspace is the program's alone; of a few kilobytes, rounding up to 64 a tensor is what is measured.
   measured.predicted_peak_bytes[static_cast<std::size_t>(MemoryCategory::workspace)] = 0;
@@ -294,8 +299,8 @@ void trace_one_step(const PairInputs& inputs, const RunContext& context, TraceRe
   WorldSettings settings = context.world;
   settings.transport = "threads";
   run_world({.ranks = inputs.plan.parallel.world_size(), .deadline = kDeadline, .settings = settings}, [&](Communicator& comm) {
-    Arena arena({.poison = true});
-    const auto kernels = make_kernels(inputs.plan, context.pitfalls);
+    const auto kernels = make_kernels(inputs.plan, machine_of(context));
+    Arena arena({.poison = true, .memory = &kernels->memory()});
     const double scale = scales_loss(inputs.plan) ? inputs.plan.loss_scale.initial : 1.0;
     Engine engine({&comm, kernels.get(), &arena, nullptr, context.pitfalls, unscaled(trace.sink(comm.rank()), scale)},
                   {inputs.model, inputs.plan, plain_sgd(inputs), {}, 1, inputs.seed, {}});
@@ -303,7 +308,7 @@ void trace_one_step(const PairInputs& inputs, const RunContext& context, TraceRe
     engine.set_gradient_observer([&](const Engine& e) {
       for (const OwnedPart& part : e.store().parts()) {
         const TraceEntry entry = gradient_entry(part, inputs.model.hidden, comm.rank());
-        std::vector<double> values = ParameterStore::values_of(e.store().gradient(part));
+        std::vector<double> values = ParameterStore::values_of(e.store().memory(), e.store().gradient(part));
         values.resize(static_cast<std::size_t>(entry.shard.num_elements()));
         for (double& value : values) value /= scale;
         if (!values.empty()) trace.append(entry, view_of(values, {std::ssize(values)}));

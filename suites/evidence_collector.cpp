@@ -12,7 +12,9 @@
 namespace tandem {
 namespace {
 
-std::uint64_t hash_of(TensorView view) {
+std::uint64_t hash_of(const ParameterStore& store, TensorView values) {
+  const HostView host(store.memory(), values, Access::read);
+  const TensorView view = host.view();
   return hash64({static_cast<const std::byte*>(view.data()), static_cast<std::size_t>(view.size_bytes())});
 }
 
@@ -27,8 +29,8 @@ void add_stored(EvidenceCollector::Stage& mine, const std::string& stage, const 
   if (zero == 3 || (zero == 0 && !store.has_master_copy())) return;
   for (std::size_t i = 0; i < store.size(); ++i) {
     const ShardSpec& shard = store.shard(i);
-    mine.hashes.push_back(
-        {shard.global_name, shard.describe_slices() + " as stored", stage, engine.groups().rank(), hash_of(store.parameter(i))});
+    mine.hashes.push_back({shard.global_name, shard.describe_slices() + " as stored", stage, engine.groups().rank(),
+                           hash_of(store, store.parameter(i))});
   }
 }
 
@@ -42,12 +44,12 @@ void EvidenceCollector::collect(const std::string& stage, int step, const Engine
   for (const OwnedPart& part : store.parts()) {
     const ShardSpec& shard = part.shard;
     const TensorView local = (store.*view)(part);
-    mine.hashes.push_back({shard.global_name, shard.describe_slices(), stage, engine.groups().rank(), hash_of(local)});
+    mine.hashes.push_back({shard.global_name, shard.describe_slices(), stage, engine.groups().rank(), hash_of(store, local)});
     if (shard.replica_index != 0) continue;
     std::vector<double>& whole = mine.tensors[shard.global_name];
     // What no rank holds stays NaN, which no bound lets pass.
     if (whole.empty()) whole.assign(static_cast<std::size_t>(num_elements(shard.global_shape)), std::nan(""));
-    std::vector<double> values = ParameterStore::values_of(local);
+    std::vector<double> values = ParameterStore::values_of(store.memory(), local);
     if (view == PartView(&ParameterStore::gradient)) unscale(values, engine);
     scatter_into(shard, values, whole);
   }

@@ -40,10 +40,10 @@ GoldenOutcome run_golden_reference(const GoldenSet& set, const TrainingPlan& pla
   return outcome;
 }
 
-GoldenOutcome run_golden_engine(const GoldenSet& set, const TrainingPlan& plan, const PitfallSet& pitfalls,
+GoldenOutcome run_golden_engine(const GoldenSet& set, const TrainingPlan& plan, const MachineChoice& machine,
                                 const GoldenOutcome& reference) {
   GoldenOutcome outcome{fmt::format("engine {} {}", plan.precision, describe_layout(plan)),
-                        golden_deviations(set, golden_engine_run(set, plan, pitfalls))};
+                        golden_deviations(set, golden_engine_run(set, plan, machine))};
   if (is_narrow(plan.numerics)) {
     limit_narrow_engine(set, plan, reference.properties, outcome.properties);
   } else {

@@ -8,6 +8,7 @@
 #include "core/pitfall.h"
 #include "core/plan.h"
 #include "harness/evidence.h"
+#include "optimized/machine.h"
 
 namespace tandem {
 
@@ -25,7 +26,7 @@ struct GoldenOutcome {
 
 /// The engine under `plan`; start from golden_batch() for its batch. In 16 bits `reference`, what run_golden_reference() gave for
 /// the same plan, is the yardstick; fp64 and fp32 do not look at it. Throws InputError where the plan does not fit the set.
-[[nodiscard]] GoldenOutcome run_golden_engine(const GoldenSet& set, const TrainingPlan& plan, const PitfallSet& pitfalls,
+[[nodiscard]] GoldenOutcome run_golden_engine(const GoldenSet& set, const TrainingPlan& plan, const MachineChoice& machine,
                                               const GoldenOutcome& reference);
 
 /// The set's batch in a plan: all rows of a step, its number of micro-batches.

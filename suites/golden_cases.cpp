@@ -7,6 +7,7 @@
 
 #include "suites/golden.h"
 #include "suites/golden_run.h"
+#include "suites/machine_of.h"
 
 namespace tandem {
 namespace {
@@ -24,7 +25,7 @@ CaseEvidence run_case(const fs::path& folder, TrainingPlan plan, const RunContex
   plan.threads_per_rank = context.threads_per_rank;
   const GoldenOutcome yardstick = is_narrow(plan.numerics) ? run_golden_reference(set, plan) : GoldenOutcome();
   CaseEvidence evidence;
-  evidence.properties = run_golden_engine(set, plan, context.pitfalls, yardstick).properties;
+  evidence.properties = run_golden_engine(set, plan, machine_of(context), yardstick).properties;
   return evidence;
 }
 

@@ -65,7 +65,7 @@ class Collector {
       if (shard.replica_index != 0) continue;
       std::vector<double>& whole = into[shard.global_name];
       if (whole.empty()) whole.assign(static_cast<std::size_t>(num_elements(shard.global_shape)), std::nan(""));
-      std::vector<double> values = ParameterStore::values_of((store.*view)(part));
+      std::vector<double> values = ParameterStore::values_of(store.memory(), (store.*view)(part));
       for (double& value : values) value /= unit;
       scatter_into(shard, values, whole);
     }
@@ -75,11 +75,12 @@ class Collector {
   std::mutex mutex_;
 };
 
-void engine_rank(const GoldenSet& set, const TrainingPlan& plan, const PitfallSet& pitfalls, Communicator& comm,
+void engine_rank(const GoldenSet& set, const TrainingPlan& plan, const MachineChoice& machine, Communicator& comm,
                  Collector& collector, GoldenRun& run) {
-  Arena arena({.poison = true});
-  const auto kernels = make_kernels(plan, pitfalls);
-  Engine engine({&comm, kernels.get(), &arena, nullptr, pitfalls, {}}, {set.model, plan, set.optimizer, {}, set.steps, 1, {}});
+  const auto kernels = make_kernels(plan, machine);
+  Arena arena({.poison = true, .memory = &kernels->memory()});
+  Engine engine({&comm, kernels.get(), &arena, nullptr, machine.pitfalls, {}},
+                {set.model, plan, set.optimizer, {}, set.steps, 1, {}});
   ParameterStore& store = engine.store();
   for (std::size_t i = 0; i < store.size(); ++i) {
     const std::vector<float>& values = set.initial_parameters.at(store.spec(i).name);
@@ -114,12 +115,12 @@ GoldenRun golden_reference_run(const GoldenSet& set, const TrainingPlan& plan) {
   return plan.numerics.storage == DType::f64 ? reference_run<double>(set, plan) : reference_run<float>(set, plan);
 }
 
-GoldenRun golden_engine_run(const GoldenSet& set, const TrainingPlan& plan, const PitfallSet& pitfalls) {
+GoldenRun golden_engine_run(const GoldenSet& set, const TrainingPlan& plan, const MachineChoice& machine) {
   require_legal(plan, set.model);
   GoldenRun run;
   Collector collector;
   run_world({.ranks = plan.parallel.world_size()},
-            [&](Communicator& comm) { engine_rank(set, plan, pitfalls, comm, collector, run); });
+            [&](Communicator& comm) { engine_rank(set, plan, machine, comm, collector, run); });
   return run;
 }
 

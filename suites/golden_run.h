@@ -8,6 +8,7 @@
 #include "core/io/golden_set.h"
 #include "core/pitfall.h"
 #include "core/plan.h"
+#include "optimized/machine.h"
 
 namespace tandem {
 
@@ -26,7 +27,7 @@ struct GoldenRun {
 [[nodiscard]] GoldenRun golden_reference_run(const GoldenSet& set, const TrainingPlan& plan);
 
 /// The engine on the plan's ranks. Fresh memory is poisoned. Throws InputError where the plan does not fit the set.
-[[nodiscard]] GoldenRun golden_engine_run(const GoldenSet& set, const TrainingPlan& plan, const PitfallSet& pitfalls);
+[[nodiscard]] GoldenRun golden_engine_run(const GoldenSet& set, const TrainingPlan& plan, const MachineChoice& machine);
 
 /// Whether something is narrower than fp32: in storage, or on its way into products.
 [[nodiscard]] bool is_narrow(const Numerics& numerics);

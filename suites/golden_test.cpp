@@ -37,7 +37,7 @@ bool engine_passes(const GoldenSet& set, const std::vector<std::string>& setting
   const TrainingPlan plan = plan_of(set, settings);
   const GoldenOutcome reference = run_golden_reference(set, plan);
   EXPECT_TRUE(reference.passed()) << reference.worst().name << " " << reference.worst().tensor;
-  return run_golden_engine(set, plan, pitfalls, reference).passed();
+  return run_golden_engine(set, plan, {.pitfalls = pitfalls}, reference).passed();
 }
 
 const Property& find(const std::vector<Property>& properties, const std::string& name) {
@@ -58,7 +58,7 @@ TEST(Golden, FindsMistakesInSixteenBits) {
   EXPECT_TRUE(run_golden_engine(set, plan, {}, reference).passed());
   for (const Pitfall pitfall : {Pitfall::clipping_dropped, Pitfall::decay_on_every_tensor, Pitfall::adam_epsilon_inside_root,
                                 Pitfall::mean_of_rank_means, Pitfall::update_in_storage_precision}) {
-    EXPECT_FALSE(run_golden_engine(set, plan, only(pitfall), reference).passed()) << name(pitfall);
+    EXPECT_FALSE(run_golden_engine(set, plan, {.pitfalls = only(pitfall)}, reference).passed()) << name(pitfall);
   }
 }
 

@@ -114,6 +114,7 @@ Trained trained(const std::string& precision, const RunContext& context, std::ui
   options.poison = true;
   options.record_timeline = false;
   options.pitfalls = context.pitfalls;
+  options.backend = context.backend;
   const TrainReport report = train(options);
   const auto skipped = std::ranges::count_if(report.steps, [](const StepResult& step) { return step.skipped; });
   return {report.validation_losses.back().second, static_cast<double>(skipped), corpus.entropy_rate_nats()};

@@ -40,7 +40,7 @@ void observe(const Values& values, Fp8Linear linear, Fp8Operand operand, TracedS
 
 void keep_weights(const Engine& engine, TracedStep& traced) {
   for (std::size_t i = 0; i < engine.store().size(); ++i) {
-    traced.weights[engine.store().spec(i).name] = ParameterStore::values_of(engine.store().parameter(i));
+    traced.weights[engine.store().spec(i).name] = ParameterStore::values_of(engine.store().memory(), engine.store().parameter(i));
   }
   for (int linear = 0; linear < 4; ++linear) {
     for (int operand = 0; operand < 3; ++operand) {
@@ -65,7 +65,8 @@ TracedStep traced_step(const RunContext& context) {
     }
     for (const LinearLayer& layer : kLayers) {
       const std::size_t weight = engine.store().index_of(std::string(layer.name) + ".weight");
-      observe(ParameterStore::values_of(engine.store().parameter(weight)), layer.linear, Fp8Operand::w, traced);
+      observe(ParameterStore::values_of(engine.store().memory(), engine.store().parameter(weight)), layer.linear, Fp8Operand::w,
+              traced);
     }
   };
   script.trace = [&](const TracedTensor& tensor) {
@@ -78,7 +79,7 @@ TracedStep traced_step(const RunContext& context) {
   };
   script.gradients = [&](const ParameterStore& store, std::int64_t) {
     for (std::size_t i = 0; last && i < store.size(); ++i) {
-      traced.weight_gradients[store.spec(i).name] = ParameterStore::values_of(store.gradient(i));
+      traced.weight_gradients[store.spec(i).name] = ParameterStore::values_of(store.memory(), store.gradient(i));
     }
   };
   static_cast<void>(run_script(script, context, "traced"));

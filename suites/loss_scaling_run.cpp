@@ -17,6 +17,7 @@
 #include "optimized/machine.h"
 #include "suites/evidence_bytes.h"
 #include "suites/evidence_stage.h"
+#include "suites/machine_of.h"
 #include "suites/one_step.h"
 
 namespace tandem {
@@ -24,7 +25,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kDeadline{20000};
 
-std::uint64_t hash_of(TensorView view, std::uint64_t seed = 0) {
+std::uint64_t hash_of(const ParameterStore& store, TensorView values, std::uint64_t seed = 0) {
+  const HostView host(store.memory(), values, Access::read);
+  const TensorView view = host.view();
   return hash64({static_cast<const std::byte*>(view.data()), static_cast<std::size_t>(view.size_bytes())}, seed);
 }
 
@@ -34,9 +37,9 @@ constexpr std::string_view kStages[] = {"script_parameters", "first_moments", "s
 std::uint64_t state_hash(const ParameterStore& store) {
   std::uint64_t hash = 0;
   for (const OwnedPart& part : store.parts()) {
-    hash = hash_of(store.stored(part), hash);
+    hash = hash_of(store, store.stored(part), hash);
     for (const PartView view : kViews) {
-      if ((store.*view)(part)) hash = hash_of((store.*view)(part), hash);
+      if ((store.*view)(part)) hash = hash_of(store, (store.*view)(part), hash);
     }
   }
   return hash;
@@ -46,8 +49,8 @@ std::int64_t stale_copies(const ParameterStore& store) {
   if (!store.has_master_copy()) return 0;
   std::int64_t stale = 0;
   for (const OwnedPart& part : store.parts()) {
-    const std::vector<double> stored = ParameterStore::values_of(store.stored(part));
-    const std::vector<double> master = ParameterStore::values_of(store.master(part));
+    const std::vector<double> stored = ParameterStore::values_of(store.memory(), store.stored(part));
+    const std::vector<double> master = ParameterStore::values_of(store.memory(), store.master(part));
     for (std::size_t i = 0; i < stored.size(); ++i) {
       if (stored[i] != round_to(static_cast<float>(master[i]), store.storage())) ++stale;
     }
@@ -61,7 +64,7 @@ void spoil(ParameterStore& store, const std::string& which, std::int64_t step) {
   for (const OwnedPart& part : store.parts()) {
     if (part.elements.size() == 0 || part.shard.global_name.find(which) == std::string::npos) continue;
     const TensorView gradient = store.gradient(part).flat();
-    ParameterStore::assign(gradient.flat(gradient.num_elements() / 2, 1), {value});
+    ParameterStore::assign(store.memory(), gradient.flat(gradient.num_elements() / 2, 1), {value});
     return;
   }
   throw ContractError(fmt::format("this rank keeps no part of a tensor '{}'", which));
@@ -75,7 +78,7 @@ class RankScript {
         comm_(comm),
         result_(result),
         mutex_(mutex),
-        kernels_(make_kernels(script.inputs.plan, context.pitfalls)),
+        kernels_(make_kernels(script.inputs.plan, machine_of(context))),
         engine_({&comm, kernels_.get(), &arena_, nullptr, context.pitfalls, comm.rank() == 0 ? script.trace : TraceSink()},
                 options(script, comm.rank())) {}
 
@@ -146,7 +149,7 @@ class RankScript {
     if (comm_.rank() == 0) result_.evidence.stages.push_back(make_stage(script_.inputs, stage, step, std::move(tensors)));
     for (const OwnedPart& part : engine_.store().parts()) {
       result_.evidence.replicas.push_back({part.shard.global_name, part.shard.describe_slices(), std::string(stage), comm_.rank(),
-                                           hash_of((engine_.store().*view)(part))});
+                                           hash_of(engine_.store(), (engine_.store().*view)(part))});
     }
     if (view == &ParameterStore::master && script_.inputs.plan.zero_stage < 3) add_stored(stage);
   }
@@ -156,7 +159,7 @@ class RankScript {
     const ParameterStore& store = engine_.store();
     for (std::size_t i = 0; i < store.size(); ++i) {
       result_.evidence.replicas.push_back({store.shard(i).global_name, store.shard(i).describe_slices() + " as stored",
-                                           std::string(stage), comm_.rank(), hash_of(store.parameter(i))});
+                                           std::string(stage), comm_.rank(), hash_of(store, store.parameter(i))});
     }
   }
 
@@ -164,8 +167,8 @@ class RankScript {
   Communicator& comm_;
   ScriptedRun& result_;
   std::mutex& mutex_;
-  Arena arena_{{.poison = true}};
   std::unique_ptr<Kernels> kernels_;
+  Arena arena_{{.poison = true, .memory = &kernels_->memory()}};
   Engine engine_;
 };
 

@@ -59,7 +59,7 @@ double growth_of(const std::string& name) {
 void enlarge_stream(Engine& engine) {
   ParameterStore& store = engine.store();
   for (const OwnedPart& part : store.parts()) {
-    std::vector<double> values = ParameterStore::values_of(store.master(part));
+    std::vector<double> values = ParameterStore::values_of(store.memory(), store.master(part));
     for (double& value : values) value = static_cast<float>(value) * static_cast<float>(growth_of(part.shard.global_name));
     store.set_parameter(part.parameter, values);
   }

@@ -14,6 +14,8 @@
 #include "harness/statistics.h"
 #include "optimized/collectives/algorithms.h"
 #include "optimized/engine/lower.h"
+#include "optimized/machine.h"
+#include "optimized/memory/arena.h"
 #include "suites/adversary_cases.h"
 #include "suites/benefits.h"
 #include "suites/overlap_cases.h"
@@ -32,24 +34,35 @@ void in_one_piece(ParallelVariant& variant) { variant.overlap.tensor_chunks = 1;
 
 // Whether the bits of a row of a product are the same however many rows are computed with it, from a library's smallest block on.
 // Where they are not, pieces cannot have the bits of the whole.
-bool rows_keep_their_bits() {
+bool rows_keep_their_bits(const std::string& backend) {
   constexpr std::int64_t kRows = 64, kInner = 36;
   std::vector<float> dy(kRows * kInner), weight(kInner * kInner), whole(kRows * kInner), halves(kRows * kInner);
   for (std::size_t i = 0; i < dy.size(); ++i) dy[i] = static_cast<float>(static_cast<int>(i * 37 % 101) - 50) / 7.0F;
   for (std::size_t i = 0; i < weight.size(); ++i) weight[i] = static_cast<float>(static_cast<int>(i * 53 % 97) - 48) / 11.0F;
-  const auto kernels = make_cpu_kernels({});
-  const TensorView rows = view_of(dy, {kRows, kInner}), in_halves = view_of(halves, {kRows, kInner});
-  const TensorView w = view_of(weight, {kInner, kInner});
-  kernels->linear_backward_input(rows, w, view_of(whole, {kRows, kInner}));
+  const auto kernels = make_kernels({}, MachineChoice{backend});
+  Memory& memory = kernels->memory();
+  Arena arena({.memory = &memory});
+  std::vector<Arena::Buffer> buffers;
+  const auto place = [&](std::vector<float>& values, std::int64_t rows) {
+    buffers.push_back(arena.allocate(DType::f32, {rows, kInner}, MemoryCategory::workspace));
+    const TensorView view = buffers.back().view(DType::f32, {rows, kInner});
+    write_tensor(memory, values.data(), view);
+    return view;
+  };
+  const TensorView rows = place(dy, kRows), w = place(weight, kInner);
+  const TensorView in_one = place(whole, kRows), in_halves = place(halves, kRows);
+  kernels->linear_backward_input(rows, w, in_one);
   for (const std::int64_t first : {std::int64_t{0}, std::int64_t{17}}) {
     const std::int64_t count = first == 0 ? 17 : kRows - 17;
     kernels->linear_backward_input(rows.rows(first, count), w, in_halves.rows(first, count));
   }
+  read_tensor(memory, in_one, whole.data());
+  read_tensor(memory, in_halves, halves.data());
   return std::memcmp(whole.data(), halves.data(), whole.size() * sizeof(float)) == 0;
 }
 
-std::optional<std::string> without_fixed_bits() {
-  if (rows_keep_their_bits()) return std::nullopt;
+std::optional<std::string> without_fixed_bits(const RunContext& context) {
+  if (rows_keep_their_bits(context.backend)) return std::nullopt;
   return "this machine's matrix library gives a row other bits where it has other rows beside it";
 }
 
@@ -192,7 +205,7 @@ Case hidden_case(const std::string& name, const ParallelVariant& variant, double
   result.criterion = Criterion::bitwise;
   result.timed = true;
   result.unavailable = [](const RunContext& context) -> std::optional<std::string> {
-    if (const auto reason = without_fixed_bits()) return reason;
+    if (const auto reason = without_fixed_bits(context)) return reason;
     return cannot_time_links(context);
   };
   result.execute = [variant, scatter_per_product](const RunContext& context) {
@@ -229,7 +242,7 @@ void add_overlap_tensor_cases(CaseList& cases) {
   const auto same_bits = [&](const std::string& name, const ParallelVariant& variant) {
     cases.push_back(twin_case(kSuite, "tensor/" + name + "/bitwise", "the same bits as with whole products", variant,
                               in_one_piece, properties));
-    cases.back().unavailable = [](const RunContext&) { return without_fixed_bits(); };
+    cases.back().unavailable = without_fixed_bits;
   };
   ParallelVariant uneven = chunked(4, 5);  // 11 rows of 17 tokens: slices of 46 and 47, or of 31 and 32, in pieces of 6 to 10
   uneven.micro_batches = 2;

@@ -13,6 +13,7 @@
 #include "optimized/comm/world.h"
 #include "optimized/engine/engine.h"
 #include "optimized/machine.h"
+#include "suites/machine_of.h"
 #include "suites/one_step.h"
 #include "suites/parallel_cases.h"
 #include "suites/recomputation_cases.h"
@@ -61,7 +62,7 @@ class Trainer {
  public:
   Trainer(PairInputs inputs, const RunContext& context, Communicator& comm)
       : inputs_(std::move(inputs)),
-        kernels_(make_kernels(inputs_.plan, context.pitfalls)),
+        kernels_(make_kernels(inputs_.plan, machine_of(context))),
         engine_({&comm, kernels_.get(), &arena_, nullptr, context.pitfalls, {}},
                 {inputs_.model, inputs_.plan, own_optimizer(inputs_), inputs_.schedule, inputs_.steps, inputs_.seed, {}}) {
     engine_.store().initialise(inputs_.model, inputs_.initialization, inputs_.seed);
@@ -76,8 +77,8 @@ class Trainer {
 
  private:
   PairInputs inputs_;
-  Arena arena_{{.poison = false}};
   std::unique_ptr<Kernels> kernels_;
+  Arena arena_{{.memory = &kernels_->memory()}};
   Engine engine_;
 };
 

@@ -73,6 +73,7 @@ TrainOptions train_options(const RecoveryScript& script, const RunContext& conte
   options.poison = true;
   options.record_timeline = false;
   options.pitfalls = context.pitfalls;
+  options.backend = context.backend;
   return options;
 }
 

@@ -1,7 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "suites/suites.h"
 
+#include <utility>
+
+#include "suites/machine_of.h"
+
 namespace tandem {
+
+namespace {
+
+// What a case takes time for, it takes on the CPU: its bounds and tables are of that.
+void leave_times_to_the_cpu(CaseList& cases) {
+  for (Case& entry : cases) {
+    if (!entry.timed) continue;
+    entry.unavailable = [before = std::move(entry.unavailable)](const RunContext& context) {
+      std::optional<std::string> reason = measures_the_cpu(context);
+      return !reason && before ? before(context) : reason;
+    };
+  }
+}
+
+}  // namespace
 
 CaseList all_cases(const SuiteOptions& options) {
   CaseList cases;
@@ -25,6 +44,7 @@ CaseList all_cases(const SuiteOptions& options) {
   add_adversary_cases(cases);
   add_scaling_cases(cases);
   add_training_cases(cases, options);
+  leave_times_to_the_cpu(cases);
   return cases;
 }
 

@@ -19,6 +19,7 @@
 #include "reference/generation.h"
 #include "suites/benefits.h"
 #include "suites/golden_cases.h"
+#include "suites/machine_of.h"
 #include "suites/pair.h"
 #include "suites/scratch_folder.h"
 #include "suites/suites.h"
@@ -77,6 +78,7 @@ Case entropy_floor_case(int seeds, bool quick) {
       options.data = &corpus;
       options.poison = true;
       options.pitfalls = context.pitfalls;
+      options.backend = context.backend;
       const double loss = train(options).validation_losses.back().second;
       const double floor = corpus.entropy_rate_nats();
       const std::string name = fmt::format("validation_loss_over_floor seed {}", config.seed);
@@ -174,6 +176,7 @@ Case text_case() {
     options.config = text_config(context);
     options.output = scratch.path();
     options.pitfalls = context.pitfalls;
+    options.backend = context.backend;
     const auto source = open_text({kText}, {.sequence = options.config.model.sequence, .seed = context.seed});
     options.data = source.get();
     const TrainReport report = train(options);
@@ -213,6 +216,7 @@ Case memory_case() {
     options.config.plan.threads_per_rank = context.threads_per_rank;
     options.data = &corpus;
     options.pitfalls = context.pitfalls;
+    options.backend = context.backend;
     const double peak = static_cast<double>(train(options).ledgers.front().peak_total());
     double predicted = 0;
     for (const std::int64_t bytes : predicted_peak(config.model, config.plan, OptimizerKind::adamw, config.model.sequence)) {
@@ -235,7 +239,7 @@ std::vector<double> state_of(const Engine& engine) {
   for (const OwnedPart& part : store.parts()) {
     for (const TensorView view : {store.master(part), store.first_moment(part), store.second_moment(part)}) {
       if (!view) continue;
-      const std::vector<double> values = ParameterStore::values_of(view);
+      const std::vector<double> values = ParameterStore::values_of(store.memory(), view);
       all.insert(all.end(), values.begin(), values.end());
     }
   }
@@ -250,8 +254,10 @@ Evidence stretch(const RunConfig& config, const BatchSource& data, const RunCont
   evidence.unit_roundoff = unit_roundoff(DType::f32);
   evidence.input_hashes = {1};
   run_world({.ranks = 1}, [&](Communicator& comm) {
-    Arena arena({.poison = true});
-    const auto kernels = make_cpu_kernels({.threads = run.threads_per_rank, .pitfalls = run.pitfalls});
+    TrainingPlan plan;
+    plan.threads_per_rank = run.threads_per_rank;
+    const auto kernels = make_kernels(plan, machine_of(run));
+    Arena arena({.poison = true, .memory = &kernels->memory()});
     Engine engine({&comm, kernels.get(), &arena, nullptr, run.pitfalls, {}},
                   {config.model, config.plan, config.optimizer, config.schedule, config.steps, config.seed});
     if (load.empty()) {
@@ -318,8 +324,8 @@ Case generation_case() {
       const auto expected = reference::generate<double>(model, parameters, prompt,
                                                         {.tokens = 20, .temperature = temperature, .seed = context.seed});
       run_world({.ranks = 1}, [&](Communicator& comm) {
-        Arena arena({.poison = true});
-        const auto kernels = make_cpu_kernels({.pitfalls = context.pitfalls});
+        const auto kernels = make_kernels(plan, machine_of(context));
+        Arena arena({.poison = true, .memory = &kernels->memory()});
         const RankContext rank{&comm, kernels.get(), &arena, nullptr, context.pitfalls, {}};
         Engine engine(rank, {model, plan, {}, {}, 1, 1});
         engine.store().initialise(model, Initialization::scattered, context.seed);

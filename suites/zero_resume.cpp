@@ -37,6 +37,7 @@ TrainOptions options_of(const ParallelVariant& variant, const RunContext& contex
   options.data_name = "synthetic";
   options.poison = true;
   options.pitfalls = context.pitfalls;
+  options.backend = context.backend;
   return options;
 }
 
