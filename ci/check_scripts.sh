@@ -16,6 +16,6 @@ if ! command -v shellcheck >/dev/null; then
   echo "shellcheck is not installed; ${#python_files[@]} Python files are sound"
   exit "$skipped_status"
 fi
-mapfile -t shell_files < <(find ci -name '*.sh')
+mapfile -t shell_files < <(find ci -name '*.sh' -o -name '*.sbatch')
 shellcheck -x -P SCRIPTDIR "${shell_files[@]}" .ci/run
 echo "${#python_files[@]} Python and $((${#shell_files[@]} + 1)) shell scripts are sound"

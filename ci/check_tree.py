@@ -51,8 +51,8 @@ def blank_out(text):
 
 def long_functions(text):
     """(line, length) of each outermost function body, signature included, that is too long."""
-    code = re.sub(r"^[ \t]*#.*(?:\\\n.*)*", "", blank_out(text), flags=re.MULTILINE)
-    code = blank_out(text) if code.count("\n") != text.count("\n") else code
+    macro = re.compile(r"^[ \t]*#(?:[^\n\\]|\\\n|\\)*", re.MULTILINE)
+    code = macro.sub(lambda match: "\n" * match.group().count("\n"), blank_out(text))
     found, depth_of_function, stack, head_start = [], None, [], 0
     last_start = None  # of a function that ended just before: a member initialiser a_{1} is followed by more of its constructor
     for position, character in enumerate(code):

@@ -27,6 +27,7 @@ run_check tree python3 ci/check_tree.py
 run_check documents python3 ci/check_docs.py
 run_check format ci/check_format.sh
 run_check scripts ci/check_scripts.sh
+run_check gpu_targets_self_test python3 ci/gpu_targets.py --self-test
 
 reports=()
 for preset in cpu asan tsan; do
@@ -35,7 +36,7 @@ for preset in cpu asan tsan; do
   rm -rf "$report" "build/$preset/gtest"
   reports+=("$report")
   extra=()
-  if [[ $preset == cpu ]]; then extra=(-DTANDEM_BENCHMARKS=ON); else extra=(-DTANDEM_ALL_TESTS=ON); fi
+  if [[ $preset == cpu ]]; then extra=(-DTANDEM_BENCHMARKS=ON "-DCMAKE_CUDA_ARCHITECTURES=80;90;100"); else extra=(-DTANDEM_ALL_TESTS=ON); fi
   run_check "configure_$preset" cmake --preset "$preset" "${extra[@]}"
   run_check "build_$preset" cmake --build --preset "$preset" -j "$num_jobs"
   run_check "ctest_$preset" ctest --preset "$preset" -j "$num_jobs" --output-junit "$report"
@@ -74,6 +75,15 @@ for transport in threads mpi; do
     --out "$results/soak_$transport.jsonl"
 done
 run_check checkpoint_kill_all python3 cli/kill_test.py build/cpu/tandem build/cpu/cli/kill_shim.so --all
+run_check fuzz ci/fuzz/run.sh --seconds 600
+run_check cluster_batch_script ci/cluster/one_node_slurm.sh build/cpu/tandem "$results/cluster"
+run_check gpu_bundle ci/gpu_bundle.sh --archive "$results/tandem_gpu.tar.gz"
+# Where there is a card; else one line that says so.
+gpu_if_any() {
+  command -v nvidia-smi >/dev/null || { echo "no GPU here" && exit "$skipped_status"; }
+  OUT=$results/gpu ci/gpu.sh
+}
+run_check gpu gpu_if_any
 run_check peer_hugging_face "$python" ci/peers/hugging_face.py build/cpu/tandem
 run_check peer_collectives ci/peers/collectives.sh --csv "$results/collectives.csv" build/cpu
 run_check peer_simgrid python3 ci/peers/simgrid/compare.py --markdown "$results/simgrid.md" build/cpu/tandem

@@ -17,7 +17,8 @@ ci/setup.sh --minimal
 say "Building the program in $build"
 begin=$SECONDS
 build_program() {
-  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTANDEM_TESTS=OFF -DTANDEM_MPI=OFF -DTANDEM_COLD=-O0 && cmake --build "$build" --target tandem
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTANDEM_TESTS=OFF -DTANDEM_MPI=OFF -DTANDEM_CUDA=OFF \
+    -DTANDEM_EMULATED_GPU=OFF -DTANDEM_COLD=-O0 && cmake --build "$build" --target tandem
 }
 if ! build_program >"$build/build.log" 2>&1; then
   tail -n 40 "$build/build.log" >&2

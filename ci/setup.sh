@@ -13,9 +13,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 program=(g++ cmake ninja-build libfmt-dev nlohmann-json3-dev rapidjson-dev libcereal-dev libcli11-dev libxxhash-dev libdnnl-dev
   python3)
 tests=(libgtest-dev libbenchmark-dev libopenblas-dev libopenmpi-dev openmpi-bin libcurl4-openssl-dev libpugixml-dev
-  libsentencepiece-dev libcpp-httplib-dev libssl-dev prometheus-cpp-dev pkg-config ccache mold clang-format shellcheck gnuplot-nox
+  libsentencepiece-dev libboost-context-dev libcpp-httplib-dev libssl-dev prometheus-cpp-dev pkg-config ccache mold clang-format shellcheck gnuplot-nox
   protobuf-compiler)
-nightly=(libsimgrid-dev clang-tidy ceph-mon ceph-osd ceph-common radosgw curl chromium chromium-driver python3-selenium)
+nightly=(libsimgrid-dev clang-tidy ceph-mon ceph-osd ceph-common radosgw curl chromium chromium-driver python3-selenium
+  clang libclang-rt-14-dev slurmctld slurmd slurm-client munge)
 
 case ${1:-} in
   --minimal) wanted=("${program[@]}") ;;

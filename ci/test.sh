@@ -5,13 +5,13 @@
 #
 #   ci/test.sh [--no-sanitizers] [--asan "LABEL..."] [--tsan "LABEL..."]
 #
-# A label is a room of the house: core, kernels, reference, optimized, harness, suites, cli.
+# A label is a room of the house: core, kernels, reference, optimized, harness, suites, cli; or gpu: the CUDA kernels on the emulated GPU.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 use_huge_pages
 
 asan_labels="kernels optimized"
-tsan_labels="optimized"
+tsan_labels="optimized gpu"
 while (($#)); do
   case $1 in
     --no-sanitizers) asan_labels='' tsan_labels='' ;;
@@ -58,9 +58,12 @@ run_check tree python3 ci/check_tree.py
 run_check documents python3 ci/check_docs.py
 run_check format ci/check_format.sh
 run_check scripts ci/check_scripts.sh
+run_check gpu_targets_self_test python3 ci/gpu_targets.py --self-test
 
 say "Building and testing"
 build_and_test cpu
+# The script for machines with a GPU, on the emulated one.
+run_check gpu_script env OUT=build/ci/gpu_results ci/gpu.sh --dry
 
 if [[ -n $asan_labels ]]; then
   say "Testing under the address sanitizer: $asan_labels"
