@@ -324,6 +324,9 @@ struct CudaKernelsOptions {
   PitfallSet pitfalls = {};
   DType products = DType::f32;  ///< as of CpuKernelsOptions
   bool graphs = true;           ///< begin_graph() records
+  /// linear_gelu_forward() may form y from the sums before they are rounded, by another tanh: faster, and with other bits than
+  /// gelu_forward(y_pre). bf16 only.
+  bool fuse_gelu = true;
   /// Only with `simt`: the order in which the threads of a block take turns. 0: ascending.
   std::uint64_t thread_order_seed = 1;
 };

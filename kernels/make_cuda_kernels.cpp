@@ -38,6 +38,18 @@ std::unique_ptr<Kernels> make_cuda_kernels(const std::string& backend, const Cud
   throw InputError(fmt::format("--backend {}: not in this build", backend));
 }
 
+GpuDevice describe_gpu(const std::string& backend, int device) {
+  if (const std::string why = why_no_gpu(backend); !why.empty()) throw InputError(fmt::format("--backend {}: {}", backend, why));
+#ifdef TANDEM_WITH_CUDA
+  if (backend == "cuda") return cuda_gpu::describe(device);
+#endif
+#ifdef TANDEM_WITH_SIMT
+  if (backend == "simt") return simt_gpu::describe(device);
+#endif
+  static_cast<void>(device);
+  throw InputError(fmt::format("--backend {}: not in this build", backend));
+}
+
 std::unique_ptr<SpanObserver> make_nvtx_observer() {
 #ifdef TANDEM_WITH_CUDA
   return cuda_gpu::make_nvtx_observer();

@@ -132,9 +132,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 2) key_kernel(const Attentio
   }
 
   WarpRows<Tile> key, value;
-  RowSums<Tile> dkey, dvalue;
-  clear_sums<Tile>(dkey);
-  clear_sums<Tile>(dvalue);
+  RowSums<Tile> dkey = {}, dvalue = {};
   const std::uint64_t head_element = kDropout ? first_mask_element(work, row, head) : 0;
   int buffer = 0;
   for (int first_query = begin, next = 0; first_query < work.queries; first_query = next, buffer ^= 1) {

@@ -94,7 +94,6 @@ __global__ void __launch_bounds__(kBackwardThreads, 2) query_kernel(const Attent
   const TileSight block_sees = tile_sight(work, row, first_query, Tile::kRows);
   const int begin = block_sees.some.begin / Tile::kOthers * Tile::kOthers, end = block_sees.some.end;
   if (begin >= end && work.accumulate) return;
-
   const auto load_keys = [&](int first_key, int buffer) {
     load_others<Tile>(buffers + buffer * 2 * Tile::kOtherElements, work, work.key, work.value, row, head, first_key, work.keys);
     copy_async_commit();

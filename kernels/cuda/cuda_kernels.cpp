@@ -25,6 +25,7 @@ CudaKernels::CudaKernels(const CudaKernelsOptions& options, const DeviceInfo& de
       pitfalls_(options.pitfalls),
       products_(options.products),
       use_graphs_(options.graphs),
+      fuse_gelu_(options.fuse_gelu),
       memory_(device),
       products_library_(make_matrix_products(device)) {
   set_thread_order(stream(), options.thread_order_seed);
@@ -130,6 +131,13 @@ std::string why_none() {
   std::string why;
   static_cast<void>(devices(&why));
   return why;
+}
+
+GpuDevice describe(int device) {
+  const std::vector<DeviceInfo> found = devices();
+  TANDEM_CHECK(device >= 0 && device < static_cast<int>(found.size()), fmt::format("GPU {} of {}", device, found.size()));
+  const DeviceInfo& info = found[static_cast<std::size_t>(device)];
+  return {info.name, info.multiprocessors, info.memory_bytes, info.l2_bytes};
 }
 
 std::unique_ptr<Kernels> make_kernels(const CudaKernelsOptions& options) {

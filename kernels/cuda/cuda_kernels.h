@@ -159,6 +159,7 @@ class CudaKernels final : public Kernels {
   PitfallSet pitfalls_;
   DType products_;
   bool use_graphs_;
+  bool fuse_gelu_;
   DeviceMemory memory_;
   CudaCompression compression_{memory_};
   std::unique_ptr<MatrixProducts> products_library_;

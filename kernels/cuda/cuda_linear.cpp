@@ -41,7 +41,7 @@ void CudaKernels::multiply(Product product, const ProductTensors& tensors) {
     product.c = gelu.data();
     product.before_gelu = c.data();
   }
-  if (!gelu || !products_library_->fuses(product)) {
+  if (!gelu || !fuse_gelu_ || !products_library_->fuses(product)) {
     product.c = c.data();
     product.before_gelu = nullptr;
     if (bias && !products_library_->fuses(product)) product.bias = nullptr;

@@ -251,10 +251,10 @@ void DeviceMemory::read(const void* from, void* to_host, std::int64_t size_bytes
   const StreamHandle lane = stream();
   for (std::int64_t index = 0; index < count; ++index) {
     ReadPiece& piece = read_pieces_[index % 2];
-    if (piece.size_bytes < piece_bytes(index)) {
-      piece.size_bytes = count > 1 ? kStagingBlock : std::max(piece_bytes(index), kAlignment);
-      piece.data = Pinned(allocate_pinned(piece.size_bytes));
-      if (!piece.arrived) piece.arrived = Event(make_event(Timing::off));
+    if (!piece.arrived) {
+      // At once as large as any: pinned memory that is freed makes the host wait for all that the device does.
+      piece.data = Pinned(allocate_pinned(kStagingBlock));
+      piece.arrived = Event(make_event(Timing::off));
     }
     TANDEM_GPU::copy(piece.data.get(), static_cast<const std::byte*>(from) + index * kStagingBlock, piece_bytes(index),
                      Direction::to_host, lane);

@@ -61,7 +61,6 @@ class DeviceMemory final : public Memory {
   class Scratch;
   struct ReadPiece {
     Pinned data;
-    std::int64_t size_bytes = 0;
     Event arrived;
   };
 

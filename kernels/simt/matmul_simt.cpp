@@ -100,7 +100,12 @@ class PlainProducts final : public MatrixProducts {
   /// Not what cuBLASLt does not do either, so that the ways round it are tried here.
   [[nodiscard]] bool fuses(const Product& product) override {
     const auto is_aligned = [](const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 == 0; };
-    if (product.before_gelu != nullptr && (product.c_stride % 8 != 0 || !is_aligned(product.before_gelu))) return false;
+    // A gelu is fused for bf16 alone: where numbers are finer, that of the kernels has other bits, and one that is recomputed is
+    // theirs.
+    if (product.before_gelu != nullptr &&
+        (product.result != DType::bf16 || product.c_stride % 8 != 0 || !is_aligned(product.before_gelu))) {
+      return false;
+    }
     return is_aligned(product.bias);
   }
   void multiply(const Product& product, StreamHandle stream) override {
