@@ -116,6 +116,7 @@ constexpr std::array kNames = {
     Named{Pitfall::waiting_rank_taken_for_hung, "waiting_rank_taken_for_hung"},
     Named{Pitfall::one_limit_for_all_phases, "one_limit_for_all_phases"},
     Named{Pitfall::reported_rank_never_cleared, "reported_rank_never_cleared"},
+    Named{Pitfall::messages_without_deadline, "messages_without_deadline"},
     Named{Pitfall::shrink_keeps_accumulation, "shrink_keeps_accumulation"},
     Named{Pitfall::memory_tier_not_used, "memory_tier_not_used"},
     Named{Pitfall::neighbour_keeps_own_shard, "neighbour_keeps_own_shard"},

@@ -133,6 +133,7 @@ enum class Pitfall : std::uint8_t {
   waiting_rank_taken_for_hung,
   one_limit_for_all_phases,
   reported_rank_never_cleared,
+  messages_without_deadline,
   shrink_keeps_accumulation,
   memory_tier_not_used,
   neighbour_keeps_own_shard,

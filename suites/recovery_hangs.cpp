@@ -84,9 +84,9 @@ struct CountDown {
 };
 
 // One rank does not come. The others must be out before it moves again.
-void let_hang(const CommOperation& operation, const WorldSettings& settings, std::mutex& mutex, HangTally& tally) {
+void let_hang(const CommOperation& operation, const WorldOptions& world, std::mutex& mutex, HangTally& tally) {
   std::latch others_know(operation.is_message ? 1 : kRanks - 1);
-  run_world({.ranks = kRanks, .deadline = kDeadline, .settings = settings, .bind_cores = false}, [&](Communicator& comm) {
+  run_world(world, [&](Communicator& comm) {
     const bool joins = comm.rank() == 0 || (comm.rank() != kMissing && !operation.is_message);
     const CountDown at_end{joins ? &others_know : nullptr};
     comm.barrier();
@@ -110,12 +110,16 @@ Case collectives_case() {
   Case result = recovery_case("hang/operations",
                               "a rank that does not join an operation: all others leave it and name rank, operation and number",
                               {.degrees = {.data = kRanks}});
-  result.execute = [](const RunContext&) {
+  result.execute = [](const RunContext& context) {
     CaseEvidence evidence;
     WorldSettings messages;
     messages.link = read_link_profile("unshaped");
     for (const bool over_messages : {false, true}) {
-      const WorldSettings settings = over_messages ? messages : WorldSettings();
+      const WorldOptions world = {.ranks = kRanks,
+                                  .deadline = kDeadline,
+                                  .settings = over_messages ? messages : WorldSettings(),
+                                  .bind_cores = false,
+                                  .pitfalls = context.pitfalls};
       const std::string way = over_messages ? "messages" : "shared memory";
       HangTally tally;
       double expected = 0;
@@ -126,7 +130,7 @@ Case collectives_case() {
         expected += operation.is_message ? 1 : kRanks - 1;
         worlds.emplace_back([&] {
           try {
-            let_hang(operation, settings, mutex, tally);
+            let_hang(operation, world, mutex, tally);
           } catch (const std::exception& error) {  // then a rank is missing from those that left
             const std::scoped_lock lock(mutex);
             tally.text = error.what();
