@@ -73,7 +73,7 @@ say "Suites on virtual ranks of one card"
 suites=(data_parallel tensor_parallel pipeline_parallel context_parallel expert_parallel hybrid_parallel zero recomputation loss_scaling
   overlap compression checkpoint)
 rank_counts=(1 2 4)
-if [[ -n $dry ]]; then suites=(data_parallel/text) rank_counts=(2); fi
+if [[ -n $dry ]]; then suites=(data_parallel/ranks2/accum1/fp32) rank_counts=(2); fi
 for ranks in "${rank_counts[@]}"; do
   run_check "suites_ranks$ranks" timeout 100 "$tandem" run "${suites[@]}" --quick --ranks "$ranks" --backend "$backend" \
     --out "$out/suites_ranks$ranks.json"
@@ -83,7 +83,7 @@ say "Memory accesses and races"
 sanitize() {
   command -v compute-sanitizer >/dev/null || skip "compute-sanitizer is not here"
   timeout 60 compute-sanitizer --tool "$1" --error-exitcode 1 --print-limit 5 env TANDEM_TEST_BACKEND="$backend" \
-    "$build/kernels/gpu_test" --gtest_brief=1 --gtest_filter="${SANITIZED_TESTS:-*Small*:CudaAttention*:CudaNorm*:CudaLoss*}"
+    "$build/kernels/gpu_test" --gtest_brief=1 --gtest_filter="${SANITIZED_TESTS:-CudaAttentionSegments*:CudaNorm*:CudaRows*:CudaSum*:CudaUpdate*:CudaCompression*}"
 }
 if [[ -z $dry ]]; then
   for tool in memcheck racecheck synccheck; do run_check "sanitizer_$tool" sanitize "$tool"; done

@@ -26,7 +26,7 @@ reports=()
 
 # build_and_test PRESET [LABEL...]: builds all, or the tests of these rooms, and runs them.
 build_and_test() {
-  local preset=$1 targets=() selection=() settings=() label
+  local preset=$1 targets=() selection=() settings=(-DTANDEM_TEST_SHARDS=16) label
   shift
   for label in "$@"; do targets+=("${label}_test"); done
   if (($#)); then

@@ -17,6 +17,10 @@ SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SMALL = ["--set", "hidden=16", "--set", "layers=1", "--set", "heads=2", "--set", "sequence=16"]
 
 
+def has_gpu():
+    return os.path.exists("/dev/nvidiactl")
+
+
 class CommandLine(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -29,12 +33,14 @@ class CommandLine(unittest.TestCase):
                 file.write(content)
         return path
 
-    def run_tandem(self, *arguments):
-        return subprocess.run([TANDEM, *arguments], capture_output=True, text=True, errors="replace", timeout=120, cwd=self.folder.name)
+    def run_tandem(self, *arguments, environment=None):
+        """`environment` in addition to this program's own."""
+        return subprocess.run([TANDEM, *arguments], capture_output=True, text=True, errors="replace", timeout=120, cwd=self.folder.name,
+                              env={**os.environ, **(environment or {})})
 
-    def refused(self, *arguments, says):
+    def refused(self, *arguments, says, environment=None):
         """Exit status 2, and one line on standard error that says each of `says`."""
-        done = self.run_tandem(*arguments)
+        done = self.run_tandem(*arguments, environment=environment)
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
         self.assertTrue(done.stderr.startswith("tandem: "), done.stderr)
@@ -45,7 +51,47 @@ class CommandLine(unittest.TestCase):
 
     def test_unknown_transport(self):
         self.refused("run", "harness", "--transport", "treads", says=["--transport treads", "did you mean 'threads'?"])
-        self.refused("run", "harness", "--transport", "nccl", says=["--transport nccl", "not in this build"])
+
+    def test_ranks_of_nccl_compute_on_gpus(self):
+        listed = "nccl" in json.loads(self.run_tandem("list", "--json", "-").stdout)["transports"]
+        for backend in ("cpu", "simt"):
+            self.refused("run", "harness", "--transport", "nccl", "--backend", backend,
+                         says=["--transport nccl", f"--backend {backend}" if listed else "this build has no NCCL"])
+
+    @unittest.skipIf(has_gpu(), "there is a GPU")
+    def test_nccl_without_a_gpu(self):
+        for command in (["run", "data_parallel/ranks2"], ["train", "--steps", "1"], ["pitfalls"], ["probe", "--out", self.path("c")]):
+            self.refused(*command, "--transport", "nccl", "--backend", "cuda", says=["--transport nccl", "no "])
+
+    @unittest.skipIf(has_gpu(), "there is a GPU")
+    def test_processes_of_nccl_without_a_gpu_wait_for_nobody(self):
+        began = time.monotonic()
+        for rank in ("0", "1"):
+            job = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"}
+            self.refused("run", "data_parallel/ranks2", "--transport", "nccl", "--backend", "cuda", says="--transport nccl", environment=job)
+        self.assertLess(time.monotonic() - began, 30)
+
+    @unittest.skipIf(has_gpu(), "there is a GPU")
+    def test_backend_without_a_gpu(self):
+        for command in (["run", "data_parallel"], ["train", "--steps", "1"], ["golden", f"{SOURCE}/results/golden/tiny"],
+                        ["generate", "--checkpoint", self.folder.name, "--prompt", "a"], ["pitfalls"], ["probe", "--out", self.path("c.json")]):
+            self.refused(*command, "--backend", "cuda", says=["--backend cuda: ", "no ", "--backend simt"])
+
+    def test_unknown_backend(self):
+        for command in (["run", "data_parallel"], ["train", "--steps", "1"], ["golden", f"{SOURCE}/results/golden/tiny"]):
+            self.refused(*command, "--backend", "nonsense", says=["--backend nonsense", "cuda and simt"])
+
+    def test_an_emulated_gpu_passes(self):
+        out = self.path("r.json")
+        done = self.run_tandem("run", "data_parallel/text/ranks2", "--backend", "simt", "--repetitions", "1", "--out", out)
+        if done.returncode == 2 and "this build has no emulated GPU" in done.stderr:
+            self.skipTest(done.stderr)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        with open(out, encoding="utf-8") as file:
+            result = json.load(file)
+        self.assertEqual(result["environment"]["backend"], "simt")
+        self.assertEqual([case["status"] for case in result["cases"]], ["pass"] * len(result["cases"]))
+        self.assertGreater(len(result["cases"]), 0)
 
     def test_unknown_link(self):
         self.refused("run", "harness", "--link", "laptob", says=["laptob", "did you mean laptop?"])
@@ -178,9 +224,6 @@ class CommandLine(unittest.TestCase):
 
     def test_unknown_pitfall(self):
         self.refused("pitfalls", "no_such", says="no_such")
-
-    def test_backend_that_is_not_built(self):
-        self.refused("run", "data_parallel", "--backend", "cuda", says="cuda")
 
     def test_golden_folder_without_a_set(self):
         self.refused("golden", self.folder.name, says="config.json")

@@ -66,13 +66,10 @@ int report(const std::string& text, int status) {
   return status;
 }
 
-// Which process of its job this is on its host, as mpirun, torchrun and srun say; the innermost first.
+// Which process of its job this is on its host, as mpirun says, and srun.
 std::string_view place_on_host() {
-  const std::array<std::array<const char*, 2>, 3> variables = {
-      {{"OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"}, {"LOCAL_RANK", "WORLD_SIZE"}, {"SLURM_LOCALID", "SLURM_NTASKS"}}};
-  for (const auto& [place, size] : variables) {
-    const char* const text = std::getenv(place);
-    if (text != nullptr && std::getenv(size) != nullptr) return text;
+  for (const char* const variable : {"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}) {
+    if (const char* const text = std::getenv(variable)) return text;
   }
   return "0";
 }

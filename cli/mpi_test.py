@@ -161,6 +161,8 @@ class Processes(unittest.TestCase):
             (["run", "data_parallel", "--transport", "mpi", "--link", "laptop"], "only the messages of threads are shaped"),
             (["train", "--set", "data=4", "--transport", "mpi"], "the plan has 4 ranks, but the job has 2 processes"),
             (["run", "data_parallel", "--transport", "mpi", "--out", self.folder / "none" / "r.json"], "--out"),
+            (["run", "data_parallel", "--transport", "nccl"], "--transport nccl"),
+            *([] if os.path.exists("/dev/nvidiactl") else [(["train", "--transport", "nccl", "--backend", "cuda"], "--transport nccl")]),
         ):
             with self.subTest(arguments=arguments):
                 done = run(2, *arguments)

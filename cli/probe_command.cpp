@@ -13,12 +13,14 @@
 #include "cli/output.h"
 #include "cli/run_options.h"
 #include "cli/terminal.h"
+#include "optimized/machine.h"
 #include "optimized/probe/probe.h"
 
 namespace tandem {
 namespace {
 
 struct ProbeArguments {
+  std::string backend = "cpu";
   WorldArguments world;
   int ranks = 0;
   double seconds = 20;
@@ -120,7 +122,10 @@ void print_report(const ProbeReport& report) {
 
 int probe_action(const ProbeArguments& arguments) {
   ProbeOptions options;
-  options.world = to_world_settings(arguments.world);
+  options.world = to_world_settings(arguments.world, arguments.backend);
+  require_backend(arguments.backend);
+  if (arguments.backend == "simt") throw InputError("--backend simt: an emulated GPU has no speed to measure");
+  options.backend = arguments.backend;
   const Job job(options.world);
   job.on_leader([&] {
     require_writable(arguments.out, "--out");
@@ -149,6 +154,7 @@ void add_probe_command(CommandLine& line) {
   command->add_option("--out", arguments->out, "write the cluster file; - is standard output")->required();
   command->add_option("--ranks", arguments->ranks, "ranks to measure with; default: the job's processes, or 2 threads")
       ->check(at_least_one);
+  command->add_option("--backend", arguments->backend, "cpu; cuda: products and memory of the GPUs")->capture_default_str();
   add_world_options(*command, arguments->world);
   command->add_option("--seconds", arguments->seconds, "time for all measurements")
       ->capture_default_str()

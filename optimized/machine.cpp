@@ -17,7 +17,9 @@ std::unique_ptr<Kernels> make_kernels(const TrainingPlan& plan, const MachineCho
     return make_cpu_kernels({.threads = plan.threads_per_rank, .pitfalls = choice.pitfalls, .products = products});
   }
   require_backend(choice.backend);
-  return make_cuda_kernels(choice.backend, {.device = choice.device, .pitfalls = choice.pitfalls, .products = products});
+  return make_cuda_kernels(
+      choice.backend,
+      {.device = choice.device, .pitfalls = choice.pitfalls, .products = products, .fuse_gelu = choice.fuse_gelu});
 }
 
 std::unique_ptr<Kernels> make_kernels(const TrainingPlan& plan, const PitfallSet& pitfalls) {

@@ -17,6 +17,9 @@ struct MachineChoice {
   std::string backend = "cpu";  ///< "cpu", "cuda", "simt"
   PitfallSet pitfalls = {};
   int device = 0;  ///< of a GPU, of those that CUDA_VISIBLE_DEVICES leaves
+  /// Of a GPU: gelu within the matrix product where that is faster. Its bits are then not those of a gelu that is computed again
+  /// alone, as selective recomputation does.
+  bool fuse_gelu = false;
 };
 
 /// The kernels that a rank of this plan computes with. Throws InputError where the backend is not available here.

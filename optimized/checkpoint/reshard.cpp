@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "core/error.h"
 #include "optimized/checkpoint/catalogue.h"
 #include "optimized/checkpoint/piece_reader.h"

@@ -38,7 +38,11 @@ RankContext with_memory(const RankContext& context) {
   TANDEM_CHECK(&context.arena->memory() == &context.kernels->memory() ||
                    (context.arena->memory().on_host() && context.kernels->memory().on_host()),
                "the arena must be in the kernels' memory");
-  if (!context.kernels->memory().on_host()) context.world->set_memory(&context.kernels->memory());
+  if (context.kernels->memory().on_host()) return context;
+  Communicator* const world = context.world;
+  world->set_memory(&context.kernels->memory());
+  context.arena->watch({[world](void* address, std::int64_t size_bytes) { world->register_memory(address, size_bytes); },
+                        [world](void* address) { world->deregister_memory(address); }});
   return context;
 }
 
@@ -85,6 +89,7 @@ Engine::~Engine() {
     }
   };
   try_to([&] { context_.kernels->synchronize(); });
+  context_.arena->watch({});
   try_to([&] { context_.world->set_memory(nullptr); });  // the world may outlive the kernels
 }
 

@@ -79,6 +79,7 @@ Arena::Arena(const ArenaOptions& options) : options_(options) {
 }
 
 Arena::~Arena() {
+  watch({});
   for (const Chunk& chunk : chunks_) {
     if (chunk.mapping == nullptr) {
       options_.memory->give_back(chunk.data, chunk.size_bytes);
@@ -97,6 +98,7 @@ void Arena::add_chunk(std::int64_t size_bytes) {
   size_bytes = round_up(std::max(size_bytes, std::min(reserved_bytes_, kLargestGrowthBytes)), kHugePageBytes);
   chunks_.push_back(options_.memory != nullptr && !on_host() ? reserve_chunk(size_bytes) : map_chunk(size_bytes));
   reserved_bytes_ += size_bytes;
+  if (watcher_.reserved) watcher_.reserved(chunks_.back().data, size_bytes);
   mark_free({static_cast<int>(chunks_.size()) - 1, 0}, size_bytes);
 }
 
@@ -200,6 +202,15 @@ void Arena::give_back(Buffer& buffer) noexcept {
 void Arena::reserve(std::int64_t size_bytes) {
   // One free block that holds it all: whatever the sizes of the calls to come, their sum fits (each rounds up to 64 bytes).
   if (free_.lower_bound({size_bytes, 0, 0}) == free_.end()) add_chunk(size_bytes);
+}
+
+void Arena::watch(ReservationWatcher watcher) {
+  if (watcher_.given_back) {
+    for (const Chunk& chunk : chunks_) watcher_.given_back(chunk.data);
+  }
+  watcher_ = std::move(watcher);
+  if (!watcher_.reserved) return;
+  for (const Chunk& chunk : chunks_) watcher_.reserved(chunk.data, chunk.size_bytes);
 }
 
 }  // namespace tandem

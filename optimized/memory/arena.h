@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -24,6 +25,12 @@ struct ArenaOptions {
   /// Where the chunks are reserved, and in the order of which lane they are poisoned; must outlive the arena. Null: the host, in
   /// pages of its own.
   Memory* memory = nullptr;
+};
+
+/// Told of an arena's large reservations, by address.
+struct ReservationWatcher {
+  std::function<void(void* address, std::int64_t size_bytes)> reserved;
+  std::function<void(void* address)> given_back;  ///< before it is; throws nothing
 };
 
 /// The memory of one rank: blocks cut from large, 2 MiB-aligned, touched and kept reservations, each block with its category.
@@ -78,6 +85,10 @@ class Arena {
   /// Reserves and touches memory for `size_bytes` more, so that no later call of that total waits for the system.
   void reserve(std::int64_t size_bytes);
 
+  /// Tells `watcher` of the reservations that there are and of later ones, and the watcher before it, if any, that they are given
+  /// back: to it they are. Without functions: nobody watches, as at the beginning.
+  void watch(ReservationWatcher watcher);
+
   /// Where the blocks lie.
   [[nodiscard]] Memory& memory() const noexcept { return options_.memory != nullptr ? *options_.memory : host_memory(); }
   [[nodiscard]] const MemoryLedger& ledger() const noexcept { return ledger_; }
@@ -120,6 +131,7 @@ class Arena {
   std::set<std::tuple<std::int64_t, int, std::int64_t>> free_;  // size, chunk, offset of the free ones
   std::int64_t reserved_bytes_ = 0;
   std::vector<std::string> notes_;
+  ReservationWatcher watcher_;
 };
 
 }  // namespace tandem

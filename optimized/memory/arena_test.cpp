@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -71,6 +72,37 @@ TEST(Arena, CutsAndPoisonsWhatAnotherMemoryReservesAndGivesItBack) {
     first.release();
     EXPECT_EQ(elsewhere.filled.back(), std::pair(released, std::int64_t{256}));
   }
+  EXPECT_EQ(elsewhere.reserved, 0);
+}
+
+TEST(Arena, TellsItsWatcherOfEachReservationAndBeforeEachIsGivenBack) {
+  ElsewhereMemory elsewhere;
+  std::map<void*, std::int64_t> first, second;
+  std::int64_t reserved_at_the_end = 0;
+  {
+    Arena arena({.memory = &elsewhere});
+    arena.reserve(100);
+    arena.watch({[&](void* address, std::int64_t size_bytes) { first[address] = size_bytes; },
+                 [&](void* address) { EXPECT_EQ(first.erase(address), 1U); }});
+    ASSERT_EQ(first.size(), 1U);
+    EXPECT_EQ(first.begin()->second, arena.reserved_bytes());
+
+    arena.reserve(arena.reserved_bytes() + 1);
+    std::int64_t seen = 0;
+    for (const auto& [address, size_bytes] : first) seen += size_bytes;
+    EXPECT_EQ(first.size(), 2U);
+    EXPECT_EQ(seen, arena.reserved_bytes());
+
+    arena.watch({[&](void* address, std::int64_t size_bytes) { second[address] = size_bytes; },
+                 [&](void* address) {
+                   EXPECT_EQ(second.erase(address), 1U);
+                   reserved_at_the_end = elsewhere.reserved;
+                 }});
+    EXPECT_TRUE(first.empty());
+    EXPECT_EQ(second.size(), 2U);
+  }
+  EXPECT_TRUE(second.empty());
+  EXPECT_GT(reserved_at_the_end, 0);
   EXPECT_EQ(elsewhere.reserved, 0);
 }
 

@@ -37,19 +37,20 @@ std::vector<MatrixSample> matrices_of(const std::vector<RankFigures>& ranks) {
   return samples;
 }
 
-// One row of kAttention; a multiply-add counts 2, half of the pairs are masked; backward has 5 products where forward has 2.
-double attention_share(double seconds, int products, double peak, double kernel_seconds) {
-  const auto length = static_cast<double>(kAttention.sequence), head = static_cast<double>(kAttention.head_size);
-  const double flops = products * 2 * kAttention.heads * length * length * head / 2;
+// A multiply-add counts 2, half of the pairs are masked; backward has 5 products where forward has 2.
+double attention_share(const AttentionProbe& probe, double seconds, int products, double peak, double kernel_seconds) {
+  const auto length = static_cast<double>(probe.sequence), head = static_cast<double>(probe.head_size);
+  const double flops = products * 2 * static_cast<double>(probe.rows) * probe.heads * length * length * head / 2;
   return flops / (peak * std::max(seconds - kernel_seconds, 1e-9));
 }
 
 void fit_attention(const std::vector<RankFigures>& ranks, DeviceSpec& device) {
-  const double peak = device.peak_flops.at("fp32"), kernel = device.constants.at("kernel_seconds");
+  const AttentionProbe& probe = ranks.front().machine.attention;
+  const double peak = device.peak_flops.at(std::string(name(probe.dtype))), kernel = device.constants.at("kernel_seconds");
   const double forward = median_over(ranks, [](const RankFigures& rank) { return rank.machine.attention_seconds; });
   const double backward = median_over(ranks, [](const RankFigures& rank) { return rank.machine.attention_backward_seconds; });
-  device.constants["attention_forward_efficiency"] = std::min(1.0, attention_share(forward, 2, peak, kernel));
-  device.constants["attention_backward_efficiency"] = std::min(1.0, attention_share(backward, 5, peak, kernel));
+  device.constants["attention_forward_efficiency"] = std::min(1.0, attention_share(probe, forward, 2, peak, kernel));
+  device.constants["attention_backward_efficiency"] = std::min(1.0, attention_share(probe, backward, 5, peak, kernel));
 }
 
 void fit_compute(const std::vector<RankFigures>& ranks, ProbeReport& report) {
@@ -64,11 +65,12 @@ void fit_compute(const std::vector<RankFigures>& ranks, ProbeReport& report) {
   report.copy_bytes_per_second = median_over(ranks, [](const RankFigures& rank) { return rank.machine.copy_bytes_per_second; });
   device.memory_bytes_per_second = std::max(add, report.copy_bytes_per_second);
   device.constants["memory_efficiency"] = add / device.memory_bytes_per_second;
+  if (first.multiprocessors > 0) device.constants["multiprocessors"] = first.multiprocessors;
   fit_device(report.cluster, report.matrices);
   fit_attention(ranks, device);
   if (first.converts_bf16) report.notes.emplace_back("bf16 products: this machine converts to fp32, no peak of their own");
-  report.notes.push_back(fmt::format("attention's efficiencies come from one fp32 shape: {} tokens, heads of {}",
-                                     kAttention.sequence, kAttention.head_size));
+  report.notes.push_back(fmt::format("attention's efficiencies come from one {} shape: {} tokens, heads of {}",
+                                     name(first.attention.dtype), first.attention.sequence, first.attention.head_size));
 }
 
 bool in_level(const std::vector<RankFigures>& ranks, const LinkSample& sample, int level) {
@@ -204,7 +206,8 @@ void add_storage(const std::vector<RankFigures>& ranks, const ProbeOptions& opti
   }
   storage.read_bytes_per_second_per_node = median_of(read);
   storage.write_bytes_per_second_per_node = median_of(write);
-  storage.snapshot_bytes_per_second = report.copy_bytes_per_second / 2;
+  const double snapshot = median_over(ranks, [](const RankFigures& rank) { return rank.machine.snapshot_bytes_per_second; });
+  storage.snapshot_bytes_per_second = snapshot > 0 ? snapshot : report.copy_bytes_per_second / 2;
   if (read.empty()) report.notes.emplace_back("storage was not measured: --storage FOLDER does");
 }
 
@@ -230,9 +233,16 @@ void add_inventory(const std::vector<RankFigures>& ranks, ProbeReport& report) {
   const NodeInventory& node = report.nodes.front();
   ClusterSpec& cluster = report.cluster;
   cluster.name = node.host;
+  const MachineFigures& machine = ranks.front().machine;
+  if (!machine.gpu.empty()) {
+    cluster.device.name = machine.gpu;
+    cluster.device.memory_bytes = machine.gpu_memory_bytes;
+    report.notes.emplace_back("links carried buffers of the hosts' memory: GPUs that reach each other directly have faster ones");
+    return;
+  }
   cluster.device.name = fmt::format("{}, one thread", node.cpu.empty() ? "CPU" : node.cpu);
   cluster.device.memory_bytes = node.memory_bytes / cluster.devices_per_node;
-  if (!node.gpus.empty()) report.notes.emplace_back("GPUs are listed, not measured: this build has no CUDA backend");
+  if (!node.gpus.empty()) report.notes.emplace_back("GPUs are listed, not measured: --backend cuda does");
   const auto on_host = std::ranges::count(ranks, node.host, [](const RankFigures& rank) { return rank.node.host; });
   if (on_host > node.cores) {
     report.notes.push_back(

@@ -102,9 +102,11 @@ void fit_device(ClusterSpec& cluster, std::vector<MatrixSample>& samples) {
   ClusterSpec best_cluster;
   double best = std::numeric_limits<double>::infinity();
   // Tiles are rounded up, so that their scale has many local optima.
+  const bool is_gpu = cluster.device.constants.contains("multiprocessors");
   for (const double scale : {1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125}) {
+    if (is_gpu && scale < 1) break;
     ClusterSpec candidate = cluster;
-    candidate.device.constants["multiprocessors"] = 1;
+    candidate.device.constants.try_emplace("multiprocessors", 1);
     candidate.device.constants["host_kernel_seconds"] = 0;
     candidate.device.constants["tile_scale"] = scale;
     for (const Sought& sought : all) candidate.device.constants[sought.name] = sought.start;

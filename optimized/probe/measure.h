@@ -6,32 +6,41 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.h"
 #include "optimized/comm/communicator.h"
 #include "optimized/probe/probe.h"
 
 namespace tandem::probing {
+
+/// Attention whose time stands for that of others: causal, blocked.
+struct AttentionProbe {
+  std::int64_t rows = 1, sequence = 512;
+  int heads = 4;
+  std::int64_t head_size = 64;
+  DType dtype = DType::f32;
+};
 
 /// What one rank measured of itself. Bytes per second count what is read and what is written.
 struct MachineFigures {
   std::vector<MatrixSample> matrices;
   double copy_bytes_per_second = 0, add_bytes_per_second = 0;  ///< memcpy and Kernels::add, far beyond the caches
   double fastest_copy_bytes_per_second = 0;                    ///< copied, counted once, in the caches too
-  double attention_seconds = 0;                                ///< forward, of kAttention; and backward
+  double snapshot_bytes_per_second = 0;                        ///< from a GPU into host memory; 0: half of what is copied
+  AttentionProbe attention;
+  double attention_seconds = 0;  ///< forward of that; and backward
   double attention_backward_seconds = 0;
   bool converts_bf16 = false;
   double core_share = 1;  ///< time that the thread was on its core, of the time that passed
+  // Of a GPU; empty, 0: they are a CPU's.
+  std::string gpu;
+  double gpu_memory_bytes = 0;
+  int multiprocessors = 0;
 };
 /// On one thread, in about `seconds`; times are those of the thread's core. All of the rank's own memory is touched before
 /// anything is timed.
 [[nodiscard]] MachineFigures measure_machine(double seconds);
-
-/// fp32 attention whose time stands for that of others: one row, causal, blocked.
-struct AttentionProbe {
-  std::int64_t sequence = 512;
-  int heads = 4;
-  std::int64_t head_size = 64;
-};
-inline constexpr AttentionProbe kAttention{};
+/// The same of a GPU, by its own clock, with larger shapes; takes 4 GiB of its memory. "simt": small ones, to see that it runs.
+[[nodiscard]] MachineFigures measure_gpu(const std::string& backend, int device, double seconds);
 
 /// Where a rank is: node by host, or by the link's ranks_per_node.
 struct RankPlace {

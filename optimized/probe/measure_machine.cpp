@@ -118,11 +118,12 @@ void measure_memory(Kernels& kernels, Operands& operands, double budget, Machine
 }
 
 void measure_attention(Kernels& kernels, Operands& operands, double budget, MachineFigures& figures) {
+  const AttentionProbe& probe = figures.attention;
   AttentionShape shape;
-  shape.rows = 1;
-  shape.sequence = shape.dropout_sequence = kAttention.sequence;
-  shape.heads = kAttention.heads;
-  shape.head_size = kAttention.head_size;
+  shape.rows = probe.rows;
+  shape.sequence = shape.dropout_sequence = probe.sequence;
+  shape.heads = probe.heads;
+  shape.head_size = probe.head_size;
   const std::int64_t width = shape.heads * shape.head_size;
   const TensorView qkv = operands.next(DType::f32, shape.sequence, 3 * width).reshaped({1, shape.sequence, 3 * width});
   const TensorView dout = operands.next(DType::f32, shape.sequence, width);

@@ -2,6 +2,7 @@
 #include "optimized/probe/probe.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "optimized/collectives/algorithms.h"
 #include "optimized/comm/exchange.h"
 #include "optimized/comm/world.h"
+#include "optimized/machine.h"
 #include "optimized/probe/assemble.h"
 
 namespace tandem {
@@ -49,9 +51,14 @@ void serialize(Archive& archive, CrowdSample& sample) {
   archive(sample.level, sample.bytes, sample.seconds);
 }
 template <class Archive>
+void serialize(Archive& archive, AttentionProbe& probe) {
+  archive(probe.rows, probe.sequence, probe.heads, probe.head_size, probe.dtype);
+}
+template <class Archive>
 void serialize(Archive& archive, MachineFigures& figures) {
   archive(figures.matrices, figures.copy_bytes_per_second, figures.add_bytes_per_second, figures.fastest_copy_bytes_per_second,
-          figures.attention_seconds, figures.attention_backward_seconds, figures.converts_bf16, figures.core_share);
+          figures.snapshot_bytes_per_second, figures.attention, figures.attention_seconds, figures.attention_backward_seconds,
+          figures.converts_bf16, figures.core_share, figures.gpu, figures.gpu_memory_bytes, figures.multiprocessors);
 }
 template <class Archive>
 void serialize(Archive& archive, LinkFigures& figures) {
@@ -77,19 +84,21 @@ std::vector<RankPlace> places_of(const std::vector<std::string>& hosts, const st
   return places;
 }
 
-// More ranks than cores take turns, so that each is measured on a core of its own. Neighbouring ranks may be bound to one core.
-void measure_in_turns(Communicator& comm, const std::vector<std::string>& hosts, double seconds, RankFigures& figures) {
+// More ranks than there are cores or GPUs take turns, so that each is measured on one of its own. Neighbouring ranks may be bound
+// to one core. `places`: of all ranks, the same for those that share `slots` of them.
+void measure_in_turns(Communicator& comm, const std::vector<std::string>& places, int slots,
+                      const std::function<void(double turns)>& measure) {
   const auto own = static_cast<std::size_t>(comm.rank());
-  const auto on_host = static_cast<int>(std::ranges::count(hosts, hosts[own]));
-  const auto place = static_cast<int>(std::count(hosts.begin(), hosts.begin() + comm.rank(), hosts[own]));
+  const auto on_host = static_cast<int>(std::ranges::count(places, places[own]));
+  const auto place = static_cast<int>(std::count(places.begin(), places.begin() + comm.rank(), places[own]));
   std::uint64_t turns = 1;
-  const int own_turns = (on_host + figures.node.cores - 1) / figures.node.cores;
+  const int own_turns = (on_host + slots - 1) / slots;
   for (const std::uint64_t of_rank : all_gather_u64(comm, static_cast<std::uint64_t>(own_turns)))
     turns = std::max(turns, of_rank);
   for (std::uint64_t turn = 0; turn < turns; ++turn) {
     comm.barrier();
     if (static_cast<std::uint64_t>(place) % turns != turn) continue;
-    figures.machine = measure_machine(seconds / static_cast<double>(turns));
+    measure(static_cast<double>(turns));
   }
   comm.barrier();
 }
@@ -100,7 +109,15 @@ RankFigures measure_rank(Communicator& comm, const NodeInventory& node, const Pr
   const std::vector<std::string> hosts = all_gather_bytes(comm, figures.node.host);
   const std::vector<RankPlace> places = places_of(hosts, options.world.link);
   figures.place = places[static_cast<std::size_t>(comm.rank())];
-  measure_in_turns(comm, hosts, 0.5 * options.seconds, figures);
+  const double seconds = 0.5 * options.seconds;
+  if (options.backend == "cpu") {
+    measure_in_turns(comm, hosts, figures.node.cores, [&](double turns) { figures.machine = measure_machine(seconds / turns); });
+  } else {
+    const int device = device_of(options.world.transport);
+    const std::vector<std::string> gpus = all_gather_bytes(comm, fmt::format("{} {}", figures.node.host, device));
+    measure_in_turns(comm, gpus, 1,
+                     [&](double turns) { figures.machine = measure_gpu(options.backend, device, seconds / turns); });
+  }
   figures.links = measure_links(comm, places, options.world.link.has_value(), 0.35 * options.seconds);
   const bool first_of_host = std::ranges::find(hosts, figures.node.host) - hosts.begin() == comm.rank();
   if (!options.storage_folder.empty() && first_of_host) {

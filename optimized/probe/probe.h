@@ -14,8 +14,9 @@ namespace tandem {
 struct ProbeOptions {
   int ranks = 2;
   WorldSettings world;
-  double seconds = 20;         ///< budget of all measurements together
-  std::string storage_folder;  ///< where storage is measured; empty: not
+  std::string backend = "cpu";  ///< whose products and memory are measured: cpu or cuda
+  double seconds = 20;          ///< budget of all measurements together
+  std::string storage_folder;   ///< where storage is measured; empty: not
 };
 
 /// One shape of a matrix product: C[m, n] = A[m, k] B[k, n], operands in `dtype` and from memory, not from a cache.
@@ -91,8 +92,9 @@ struct AlphaBeta {
 [[nodiscard]] AlphaBeta fit_link(const std::vector<LinkSample>& samples);
 
 /// Fits the device's constants of the cost model (matmul_efficiency and matmul_half_depth by type, kernel_seconds, tile_scale;
-/// multiprocessors is 1) to the samples that are `fitted`, by least squares of the logarithm of predicted over measured (outliers
-/// straight); peaks, memory's bandwidth and memory_efficiency are given. Then predicts all samples.
+/// multiprocessors is 1 unless it is given, and then tile_scale) to the samples that are `fitted`, by least squares of the
+/// logarithm of predicted over measured (outliers straight); peaks, memory's bandwidth and memory_efficiency are given. Then
+/// predicts all samples.
 void fit_device(ClusterSpec& cluster, std::vector<MatrixSample>& samples);
 
 /// Fills in slowness and sorts, slowest first; ranks of equal slowness stay in order.

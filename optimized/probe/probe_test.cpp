@@ -7,9 +7,14 @@
 #include <filesystem>
 #include <fstream>
 #include <mutex>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "core/io/test_folder.h"
+#include "kernels/kernels.h"
+#include "optimized/probe/measure.h"
 #include "optimized/scaling/cost_model.h"
 
 namespace tandem {
@@ -67,6 +72,53 @@ TEST(Probe, FindsTheConstantsOfADescribedProcessor) {
   }
 }
 
+TEST(Probe, KeepsWhatAGpuSaysOfItselfWhereItFits) {
+  ClusterSpec truth;
+  truth.device.name = "made up";
+  truth.device.peak_flops = {{"bf16", 9e14}};
+  truth.device.memory_bytes_per_second = 4e12;
+  truth.device.constants = {{"multiprocessors", 132},   {"kernel_seconds", 4e-6},         {"memory_efficiency", 0.9},
+                            {"host_kernel_seconds", 0}, {"matmul_efficiency.bf16", 0.75}, {"matmul_half_depth.bf16", 100}};
+  const CostModel model(truth);
+  std::vector<MatrixSample> samples;
+  for (const std::int64_t m : {256, 1024, 4096, 8192}) {
+    for (const std::int64_t k : {64, 768, 4096}) {
+      const double seconds = model.matmul_seconds(static_cast<double>(m), 4096, static_cast<double>(k), "bf16");
+      samples.push_back({m, 4096, k, "bf16", seconds, 0, m != 1024});
+    }
+  }
+  ClusterSpec found;
+  found.device = truth.device;
+  found.device.constants = {{"memory_efficiency", 0.9}, {"multiprocessors", 132}};
+  fit_device(found, samples);
+  EXPECT_EQ(found.device.constants.at("multiprocessors"), 132);
+  EXPECT_EQ(found.device.constants.at("tile_scale"), 1);
+  for (const MatrixSample& sample : samples) {
+    EXPECT_NEAR(sample.predicted_seconds / sample.seconds, 1, 0.05) << sample.m << " x 4096 x " << sample.k;
+  }
+}
+
+// Of an emulated GPU the numbers mean nothing; here they come about as those of a real one do.
+TEST(Probe, MeasuresProductsMemoryAndAttentionOfAGpu) {
+  if (const std::string why = why_no_gpu("simt"); !why.empty()) GTEST_SKIP() << why;
+  const probing::MachineFigures figures = probing::measure_gpu("simt", 0, 0.01);
+  std::set<std::string> dtypes;
+  for (const MatrixSample& sample : figures.matrices) {
+    dtypes.insert(sample.dtype);
+    EXPECT_GT(sample.seconds, 0);
+    EXPECT_DOUBLE_EQ(sample.flops_per_second * sample.seconds, 2.0 * static_cast<double>(sample.m * sample.n * sample.k));
+  }
+  EXPECT_EQ(dtypes, (std::set<std::string>{"bf16", "fp32"}));
+  EXPECT_GT(figures.copy_bytes_per_second, 0);
+  EXPECT_GT(figures.add_bytes_per_second, 0);
+  EXPECT_GT(figures.snapshot_bytes_per_second, 0);
+  EXPECT_GT(figures.attention_seconds, 0);
+  EXPECT_GT(figures.attention_backward_seconds, 0);
+  EXPECT_FALSE(figures.gpu.empty());
+  EXPECT_GT(figures.gpu_memory_bytes, 0);
+  EXPECT_GT(figures.multiprocessors, 0);
+}
+
 TEST(Probe, RanksSlowOnesFirstByTheWorstOfTheirFigures) {
   std::vector<RankSpeed> speeds(4);
   for (int rank = 0; rank < 4; ++rank) speeds[static_cast<std::size_t>(rank)] = {rank, "host", 1e11, 1e10, 2e-6, 1};
@@ -120,7 +172,11 @@ TEST(Probe, WritesAClusterFileThatIsRead) {
   link.in_node = {5e-5, 1e9, 0};
   link.between_nodes = {2e-4, 2e8, 0};
   link.dilation = 10;
-  ProbeOptions options{.ranks = 3, .world = {.link = link}, .seconds = 0.3, .storage_folder = folder.path().string()};
+  ProbeOptions options;
+  options.ranks = 3;
+  options.world.link = link;
+  options.seconds = 0.3;
+  options.storage_folder = folder.path().string();
 
   const ProbeReport report = probe(options);
 

@@ -136,6 +136,12 @@ TEST(NcclFailures, ACommunicatorThatDoesNotComeIntoBeingIsSaidSo) {
   });
 }
 
+TEST(NcclFailures, AWorldWhoseRanksDoNothingEndsWell) {
+  const FakeNccl nccl;
+  for (int world = 0; world < 10; ++world) run_fake_world({.ranks = 3}, [](Communicator&, Memory&) {});
+  EXPECT_EQ(nccl.counts().destroys, 30);
+}
+
 TEST(NcclFailures, ARankThatNeverComesToTheFirstOperationIsNamed) {
   const FakeNccl nccl;
   std::latch other_knows(1);

@@ -202,6 +202,7 @@ ncclResult_t abort_comm(ncclComm_t comm) {
 
 ncclResult_t finalize(ncclComm_t comm) {
   const std::scoped_lock lock(comm->clique->mutex);
+  if (comm->clique->joined < comm->clique->ranks) return ncclInvalidArgument;  // has not come into being
   comm->finalizing = true;
   ++comm->clique->finalized;
   return ncclInProgress;
