@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Packs what the CUDA build needs beside a compiler, CUDA, CMake and Ninja, for a machine with a GPU that has no network: the headers of
-# the libraries that ci/setup.sh installs here, GoogleTest's sources, and files by which CMake finds them. No compiled code: what is
+# the libraries that ci/setup.sh installs here and those of cuBLAS, NCCL and NVTX, for machines that have these libraries alone,
+# GoogleTest's sources, and files by which CMake finds them. No compiled code: what is
 # built there is built for there. Optional libraries (oneDNN, OpenBLAS, MPI, curl, SentencePiece) are left out; the build says so.
 #
 #   ci/gpu_bundle.sh                   makes build/gpu_bundle, which ci/gpu.sh uses where it is there
@@ -33,6 +34,15 @@ done
 [[ -e /usr/src/googletest/googletest/src/gtest-all.cc ]] || fail "GoogleTest's sources are not in /usr/src/googletest; run ci/setup.sh first"
 mkdir -p "$bundle/googletest"
 cp -rL /usr/src/googletest/googletest/{include,src} "$bundle/googletest/"
+
+for header in cublasLt.h cublas_api.h nccl.h nvtx3; do
+  for folder in ${CUDA_PATH:+"$CUDA_PATH/include"} /usr/local/cuda/include /usr/include; do
+    [[ -e $folder/$header ]] || continue
+    mkdir -p "$bundle/cuda_include"
+    cp -rL "$folder/$header" "$bundle/cuda_include/"
+    break
+  done
+done
 
 # One file for each find_package() of the build, and a first cache that points to them.
 cat >"$bundle/cmake/fmtConfig.cmake" <<'CMAKE'
@@ -71,8 +81,17 @@ foreach(package fmt nlohmann_json CLI11 GTest)
   set(${package}_DIR "${bundle}/cmake" CACHE PATH "")
 endforeach()
 set(RAPIDJSON_INCLUDE_DIR "${bundle}/include" CACHE PATH "")
+set(includes "${bundle}/include")
+if(NOT EXISTS /usr/local/cuda/include/cublasLt.h AND EXISTS "${bundle}/cuda_include")
+  list(APPEND includes "${bundle}/cuda_include")
+  set(TANDEM_CUBLASLT_INCLUDE "${bundle}/cuda_include" CACHE PATH "")
+endif()
+if(NOT EXISTS /usr/local/cuda/include/nccl.h AND EXISTS "${bundle}/cuda_include/nccl.h")
+  list(APPEND includes "${bundle}/cuda_include")
+  set(TANDEM_NCCL_INCLUDE "${bundle}/cuda_include" CACHE PATH "")
+endif()
 foreach(language CXX CUDA)
-  set(CMAKE_${language}_STANDARD_INCLUDE_DIRECTORIES "${bundle}/include" CACHE STRING "")
+  set(CMAKE_${language}_STANDARD_INCLUDE_DIRECTORIES "${includes}" CACHE STRING "")
 endforeach()
 foreach(package PkgConfig OpenBLAS prometheus-cpp)
   set(CMAKE_DISABLE_FIND_PACKAGE_${package} ON CACHE BOOL "")

@@ -48,7 +48,7 @@ run_check() {
   local name=$1 status=0 outcome reason begin=$SECONDS
   shift
   local log=$check_folder/${name//[^A-Za-z0-9_.-]/_}.log
-  "$@" >"$log" 2>&1 || status=$?
+  ("$@") >"$log" 2>&1 || status=$?  # a function may end with `exit`: that is the end of the check alone
   reason=$(tail -n 1 "$log" | tr '\t' ' ')
   case $status in
     0) outcome=passed ;;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/text.h"
 
+#include <cstdint>
 #include <string>
 
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/world_settings.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>

@@ -2,6 +2,7 @@
 // Overlap in time: layers that take a stated time, asleep, and links that take a stated time, so that two cores show what a
 // cluster would. The step program replayed in time (core/step_program.h) predicts every number. docs/techniques/overlap.md
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <vector>
 

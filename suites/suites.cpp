@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "suites/suites.h"
 
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "suites/machine_of.h"
@@ -16,6 +18,18 @@ void leave_times_to_the_cpu(CaseList& cases) {
     entry.unavailable = [before = std::move(entry.unavailable)](const RunContext& context) {
       std::optional<std::string> reason = measures_the_cpu(context);
       return !reason && before ? before(context) : reason;
+    };
+  }
+}
+
+// NCCL adds in the order of its own algorithms and cannot be held up: cases that ask for another algorithm, or an adversary.
+void leave_to_messages(CaseList& cases) {
+  for (Case& entry : cases) {
+    const bool adversary = entry.name.find("/adversary/") != std::string::npos;
+    if (!adversary && entry.suite != "collectives") continue;
+    entry.unavailable = [before = std::move(entry.unavailable)](const RunContext& context) -> std::optional<std::string> {
+      if (context.world.transport == "nccl") return "asks for an algorithm or an adversary that NCCL does not have";
+      return before ? before(context) : std::nullopt;
     };
   }
 }
@@ -45,6 +59,7 @@ CaseList all_cases(const SuiteOptions& options) {
   add_scaling_cases(cases);
   add_training_cases(cases, options);
   leave_times_to_the_cpu(cases);
+  leave_to_messages(cases);
   return cases;
 }
 

@@ -18,8 +18,10 @@ namespace {
 
 constexpr std::int64_t kWorkspaceBytes = 64 << 20;
 constexpr int kCandidates = 16;
-constexpr std::uint32_t kAlignment = 256;  // the largest that the heuristic knows of
-constexpr int kFusedGeluFrom = 90;         // earlier cards do the gelu of bf16 in a kernel of its own that is slower than ours
+// The algorithms ask for 16 bytes at most. Tensors lie one behind the other: were more of it part of the key, the same product in
+// another layout could get another algorithm, and other bits.
+constexpr std::uint32_t kAlignment = 16;
+constexpr int kFusedGeluFrom = 90;  // earlier cards do the gelu of bf16 in a kernel of its own that is slower than ours
 
 class Description {
  public:

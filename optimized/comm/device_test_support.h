@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,14 +18,20 @@
 /// lane that makes its input reads what was there before.
 namespace tandem::comm_test {
 
+/// "simt", or what TANDEM_TEST_BACKEND says.
+inline std::string device_backend() {
+  const char* const name = std::getenv("TANDEM_TEST_BACKEND");
+  return name != nullptr && *name != '\0' ? name : "simt";
+}
+
 inline void skip_without_gpu() {
-  if (const std::string why = why_no_gpu("simt"); !why.empty()) GTEST_SKIP() << why;
+  if (const std::string why = why_no_gpu(device_backend()); !why.empty()) GTEST_SKIP() << why;
 }
 
 using Bytes = std::vector<std::byte>;
 
 struct Device {
-  std::unique_ptr<Kernels> kernels = make_cuda_kernels("simt", {});
+  std::unique_ptr<Kernels> kernels = make_cuda_kernels(device_backend(), {});
   Memory& memory = kernels->memory();
 };
 
