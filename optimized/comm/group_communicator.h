@@ -2,17 +2,16 @@
 #pragma once
 
 #include <memory>
-#include <span>
-#include <string_view>
+#include <utility>
 
-#include "optimized/comm/communicator.h"
+#include "optimized/comm/call_communicator.h"
 #include "optimized/comm/endpoint.h"
 #include "optimized/comm/group.h"
 
 namespace tandem {
 
 /// The communicator over a group: checks arguments, keeps the queue of operations (endpoint.h).
-class GroupCommunicator final : public Communicator {
+class GroupCommunicator final : public CallCommunicator {
  public:
   explicit GroupCommunicator(std::shared_ptr<Group> group);
   GroupCommunicator(const GroupCommunicator&) = delete;
@@ -21,21 +20,9 @@ class GroupCommunicator final : public Communicator {
 
   [[nodiscard]] int rank() const noexcept override { return endpoint_->rank(); }
   [[nodiscard]] int size() const noexcept override { return endpoint_->group().size(); }
-  [[nodiscard]] std::uint64_t generation() const noexcept override { return endpoint_->group().world().generation(); }
 
-  [[nodiscard]] Work all_reduce(TensorView data, const CommOptions& options) override;
-  [[nodiscard]] Work reduce_scatter(TensorView input, TensorView output, std::span<const std::int64_t> counts,
-                                    const CommOptions& options) override;
-  [[nodiscard]] Work all_gather(TensorView input, TensorView output, std::span<const std::int64_t> counts,
-                                const CommOptions& options) override;
-  [[nodiscard]] Work all_to_all(TensorView input, std::span<const std::int64_t> send_counts, TensorView output,
-                                std::span<const std::int64_t> receive_counts, const CommOptions& options) override;
-  [[nodiscard]] Work broadcast(TensorView data, int root, const CommOptions& options) override;
-  [[nodiscard]] Work send(TensorView data, int to, const Envelope& envelope, const CommOptions& options) override;
-  [[nodiscard]] Work recv(TensorView data, int from, const Envelope& expected, const CommOptions& options) override;
   void barrier() override;
   [[nodiscard]] std::unique_ptr<Communicator> split(int colour, int key) override;
-  void abort(std::string_view reason) noexcept override;
   void set_timeline(Timeline* timeline) noexcept override { endpoint_->set_timeline(timeline); }
   void set_memory(Memory* memory) override { endpoint_->set_memory(memory); }
   [[nodiscard]] std::int64_t bytes_sent(Purpose purpose) const noexcept override { return endpoint_->bytes_sent(purpose); }
@@ -44,8 +31,10 @@ class GroupCommunicator final : public Communicator {
   void require_none_dropped() const { endpoint_->require_none_dropped(); }
 
  private:
-  [[nodiscard]] Work post(TensorView data, int peer, MessageCall::Direction direction, const Envelope& envelope,
-                          const CommOptions& options);
+  [[nodiscard]] std::shared_ptr<Work::State> issue(Call call) override { return endpoint_->issue(std::move(call)); }
+  [[nodiscard]] std::shared_ptr<Work::State> issue(MessageCall call) override { return endpoint_->issue(std::move(call)); }
+  [[nodiscard]] WorldState& world() const noexcept override { return endpoint_->group().world(); }
+  [[nodiscard]] int world_rank() const noexcept override { return endpoint_->group().world_rank(); }
 
   std::shared_ptr<Endpoint> endpoint_;
 };

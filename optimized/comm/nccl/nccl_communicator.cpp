@@ -3,96 +3,20 @@
 
 #include <utility>
 
-#include <fmt/format.h>
-
-#include "optimized/comm/arguments.h"
 #include "optimized/comm/nccl/nccl_work.h"
 
 namespace tandem {
-namespace {
-
-using Counts = std::span<const std::int64_t>;
-
-std::byte* bytes_of(TensorView view) { return static_cast<std::byte*>(view.data()); }
-
-}  // namespace
 
 NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclEndpoint> endpoint) : endpoint_(std::move(endpoint)) {}
 
 NcclCommunicator::~NcclCommunicator() = default;
 
-Work NcclCommunicator::all_reduce(TensorView data, const CommOptions& options) {
-  Call call{.kind = CallKind::all_reduce, .dtype = data.dtype(), .input = bytes_of(data), .output = bytes_of(data)};
-  call.elements = data.num_elements();
-  call.options = options;
-  return Work(endpoint_->issue(std::move(call)));
-}
+std::shared_ptr<Work::State> NcclCommunicator::issue(Call call) { return endpoint_->issue(std::move(call)); }
 
-Work NcclCommunicator::reduce_scatter(TensorView input, TensorView output, Counts counts, const CommOptions& options) {
-  check_reduce_scatter(input, output, counts, rank(), size());
-  Call call{.kind = CallKind::reduce_scatter, .dtype = input.dtype(), .input = bytes_of(input), .output = bytes_of(output)};
-  call.counts.assign(counts.begin(), counts.end());
-  call.options = options;
-  return Work(endpoint_->issue(std::move(call)));
-}
-
-Work NcclCommunicator::all_gather(TensorView input, TensorView output, Counts counts, const CommOptions& options) {
-  check_all_gather(input, output, counts, rank(), size());
-  Call call{.kind = CallKind::all_gather, .dtype = input.dtype(), .input = bytes_of(input), .output = bytes_of(output)};
-  call.counts.assign(counts.begin(), counts.end());
-  call.options = options;
-  return Work(endpoint_->issue(std::move(call)));
-}
-
-Work NcclCommunicator::all_to_all(TensorView input, Counts send_counts, TensorView output, Counts receive_counts,
-                                  const CommOptions& options) {
-  check_all_to_all(input, send_counts, output, receive_counts, size());
-  Call call{.kind = CallKind::all_to_all, .dtype = input.dtype(), .input = bytes_of(input), .output = bytes_of(output)};
-  call.counts.assign(send_counts.begin(), send_counts.end());
-  call.receive_counts.assign(receive_counts.begin(), receive_counts.end());
-  call.options = options;
-  return Work(endpoint_->issue(std::move(call)));
-}
-
-Work NcclCommunicator::broadcast(TensorView data, int root, const CommOptions& options) {
-  check_root(root, size());
-  Call call{.kind = CallKind::broadcast, .dtype = data.dtype(), .input = bytes_of(data), .output = bytes_of(data)};
-  call.elements = data.num_elements();
-  call.root = root;
-  call.options = options;
-  return Work(endpoint_->issue(std::move(call)));
-}
-
-Work NcclCommunicator::send(TensorView data, int to, const Envelope& envelope, const CommOptions& options) {
-  return post(data, to, MessageCall::Direction::send, envelope, options);
-}
-
-Work NcclCommunicator::recv(TensorView data, int from, const Envelope& expected, const CommOptions& options) {
-  return post(data, from, MessageCall::Direction::recv, expected, options);
-}
-
-Work NcclCommunicator::post(TensorView data, int peer, MessageCall::Direction direction, const Envelope& envelope,
-                            const CommOptions& options) {
-  check_peer(peer, size());
-  MessageCall message;
-  message.direction = direction;
-  message.rank = rank();
-  message.peer = peer;
-  message.data = bytes_of(data);
-  message.elements = data.num_elements();
-  message.dtype = data.dtype();
-  message.envelope = envelope;
-  message.options = options;
-  return Work(endpoint_->issue(std::move(message)));
-}
+std::shared_ptr<Work::State> NcclCommunicator::issue(MessageCall call) { return endpoint_->issue(std::move(call)); }
 
 std::unique_ptr<Communicator> NcclCommunicator::split(int colour, int key) {
   return std::make_unique<NcclCommunicator>(endpoint_->split(colour, key));
-}
-
-void NcclCommunicator::abort(std::string_view reason) noexcept {
-  const int world_rank = endpoint_->world_rank();
-  endpoint_->world().fail({Failure::Kind::peer, world_rank, fmt::format("rank {} aborted: {}", world_rank, reason)});
 }
 
 std::exception_ptr run_nccl_rank(const std::shared_ptr<NcclRank>& rank, const std::function<void(Communicator&)>& body) noexcept {

@@ -4,10 +4,8 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <span>
-#include <string_view>
 
-#include "optimized/comm/communicator.h"
+#include "optimized/comm/call_communicator.h"
 #include "optimized/comm/nccl/nccl_endpoint.h"
 
 namespace tandem {
@@ -20,7 +18,7 @@ namespace tandem {
 /// the first time that two of them exchange anything, and a receive until the sender has come to its send. An operation that
 /// fails on the device later is thrown by the next call. Sums have NCCL's own order, unless CommOptions::algorithm is direct
 /// (nccl_steps.h).
-class NcclCommunicator final : public Communicator {
+class NcclCommunicator final : public CallCommunicator {
  public:
   explicit NcclCommunicator(std::shared_ptr<NcclEndpoint> endpoint);
   NcclCommunicator(const NcclCommunicator&) = delete;
@@ -29,21 +27,9 @@ class NcclCommunicator final : public Communicator {
 
   [[nodiscard]] int rank() const noexcept override { return endpoint_->rank(); }
   [[nodiscard]] int size() const noexcept override { return endpoint_->size(); }
-  [[nodiscard]] std::uint64_t generation() const noexcept override { return endpoint_->world().generation(); }
 
-  [[nodiscard]] Work all_reduce(TensorView data, const CommOptions& options) override;
-  [[nodiscard]] Work reduce_scatter(TensorView input, TensorView output, std::span<const std::int64_t> counts,
-                                    const CommOptions& options) override;
-  [[nodiscard]] Work all_gather(TensorView input, TensorView output, std::span<const std::int64_t> counts,
-                                const CommOptions& options) override;
-  [[nodiscard]] Work all_to_all(TensorView input, std::span<const std::int64_t> send_counts, TensorView output,
-                                std::span<const std::int64_t> receive_counts, const CommOptions& options) override;
-  [[nodiscard]] Work broadcast(TensorView data, int root, const CommOptions& options) override;
-  [[nodiscard]] Work send(TensorView data, int to, const Envelope& envelope, const CommOptions& options) override;
-  [[nodiscard]] Work recv(TensorView data, int from, const Envelope& expected, const CommOptions& options) override;
   void barrier() override { endpoint_->barrier(); }
   [[nodiscard]] std::unique_ptr<Communicator> split(int colour, int key) override;
-  void abort(std::string_view reason) noexcept override;
   void set_timeline(Timeline* timeline) noexcept override { endpoint_->set_timeline(timeline); }
   void set_memory(Memory* memory) override { endpoint_->set_memory(memory); }
   [[nodiscard]] std::int64_t bytes_sent(Purpose purpose) const noexcept override { return endpoint_->bytes_sent(purpose); }
@@ -56,8 +42,10 @@ class NcclCommunicator final : public Communicator {
   void require_none_dropped() const { endpoint_->require_none_dropped(); }
 
  private:
-  [[nodiscard]] Work post(TensorView data, int peer, MessageCall::Direction direction, const Envelope& envelope,
-                          const CommOptions& options);
+  [[nodiscard]] std::shared_ptr<Work::State> issue(Call call) override;
+  [[nodiscard]] std::shared_ptr<Work::State> issue(MessageCall call) override;
+  [[nodiscard]] WorldState& world() const noexcept override { return endpoint_->world(); }
+  [[nodiscard]] int world_rank() const noexcept override { return endpoint_->world_rank(); }
 
   const std::shared_ptr<NcclEndpoint> endpoint_;
 };
