@@ -74,56 +74,6 @@ void CpuKernels::attention(const AttentionCall& call, const DropoutSpec& dropout
   });
 }
 
-void CpuKernels::attention_forward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView qkv, TensorView out,
-                                   TensorView logsumexp) {
-  AttentionCall call = whole_call(shape, qkv);
-  call.out = out;
-  call.logsumexp = logsumexp;
-  attention(call, dropout);
-}
-
-void CpuKernels::attention_backward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView dout, TensorView qkv,
-                                    TensorView out, TensorView logsumexp, TensorView dqkv) {
-  AttentionCall call = whole_backward_call(shape, dout, qkv, dqkv);
-  call.out = out;
-  call.logsumexp = logsumexp;
-  attention(call, dropout);
-}
-
-void CpuKernels::attention_materialized_forward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView qkv,
-                                                TensorView out, TensorView probabilities) {
-  AttentionCall call = whole_call(shape, qkv);
-  call.out = out;
-  call.probabilities = probabilities;
-  attention(call, dropout);
-}
-
-void CpuKernels::attention_materialized_backward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView dout,
-                                                 TensorView qkv, TensorView probabilities, TensorView dqkv) {
-  AttentionCall call = whole_backward_call(shape, dout, qkv, dqkv);
-  call.probabilities = probabilities;
-  attention(call, dropout);
-}
-
-void CpuKernels::attention_segment_forward(const AttentionSegment& segment, const DropoutSpec& dropout, const StridedRows& query,
-                                           const StridedRows& key, const StridedRows& value, TensorView out,
-                                           TensorView logsumexp) {
-  attention(segment_call(segment, query, key, value, out, logsumexp), dropout);
-}
-
-void CpuKernels::attention_segment_backward(const AttentionSegment& segment, const DropoutSpec& dropout, TensorView dout,
-                                            const StridedRows& query, const StridedRows& key, const StridedRows& value,
-                                            TensorView out, TensorView logsumexp, const StridedRows& dquery,
-                                            const StridedRows& dkey, const StridedRows& dvalue) {
-  AttentionCall call = segment_call(segment, query, key, value, out, logsumexp);
-  call.backward = true;
-  call.dout = dout;
-  call.dquery = dquery;
-  call.dkey = dkey;
-  call.dvalue = dvalue;
-  attention(call, dropout);
-}
-
 void CpuKernels::attention_decode(int heads, std::int64_t head_size, std::int64_t length, TensorView qkv, TensorView key_cache,
                                   TensorView value_cache, TensorView out) {
   const std::int64_t width = heads * head_size, rows = rows_of(qkv, "qkv", 3 * width);

@@ -26,7 +26,7 @@ MaskKey mask_key(const DropoutSpec& dropout) {
 }
 
 CpuKernels::CpuKernels(CpuParts parts, int threads, const PitfallSet& pitfalls)
-    : parts_(std::move(parts)), pool_(threads), pitfalls_(pitfalls), scratch_(threads) {}
+    : CommonKernels(pitfalls), parts_(std::move(parts)), pool_(threads), scratch_(threads) {}
 
 void CpuKernels::embedding_forward(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions, TensorView wte,
                                    TensorView wpe, TensorView out) {

@@ -7,12 +7,12 @@
 #include <string_view>
 
 #include "kernels/attention_call.h"
+#include "kernels/common_kernels.h"
 #include "kernels/cpu/cpu_products.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/simd/vector_ops.h"
 #include "kernels/cpu/storage.h"
 #include "kernels/cpu/worker_pool.h"
-#include "kernels/kernels.h"
 #include "kernels/operand_checks.h"
 
 namespace tandem::cpu {
@@ -29,7 +29,7 @@ struct CpuParts {
 
 /// Kernels on the CPU: checks shapes, deals the work to threads in pieces that depend on shapes alone, and calls the loops of the
 /// instruction set found and the matrix library. kernels.h states each operation.
-class CpuKernels final : public Kernels {
+class CpuKernels final : public CommonKernels {
  public:
   CpuKernels(CpuParts parts, int threads, const PitfallSet& pitfalls);
 
@@ -47,25 +47,6 @@ class CpuKernels final : public Kernels {
   void layer_norm_backward_weight(TensorView dy, TensorView x, TensorView mean, TensorView rstd, TensorView dweight,
                                   TensorView dbias) override;
 
-  void linear_forward(TensorView x, TensorView weight, TensorView bias, TensorView y) override;
-  void linear_gelu_forward(TensorView x, TensorView weight, TensorView bias, TensorView y_pre, TensorView y) override;
-  void linear_backward_input(TensorView dy, TensorView weight, TensorView dx) override;
-  void linear_backward_weight(TensorView x, TensorView dy, TensorView dweight, TensorView dbias) override;
-
-  void attention_forward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView qkv, TensorView out,
-                         TensorView logsumexp) override;
-  void attention_backward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView dout, TensorView qkv,
-                          TensorView out, TensorView logsumexp, TensorView dqkv) override;
-  void attention_segment_forward(const AttentionSegment& segment, const DropoutSpec& dropout, const StridedRows& query,
-                                 const StridedRows& key, const StridedRows& value, TensorView out, TensorView logsumexp) override;
-  void attention_segment_backward(const AttentionSegment& segment, const DropoutSpec& dropout, TensorView dout,
-                                  const StridedRows& query, const StridedRows& key, const StridedRows& value, TensorView out,
-                                  TensorView logsumexp, const StridedRows& dquery, const StridedRows& dkey,
-                                  const StridedRows& dvalue) override;
-  void attention_materialized_forward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView qkv, TensorView out,
-                                      TensorView probabilities) override;
-  void attention_materialized_backward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView dout, TensorView qkv,
-                                       TensorView probabilities, TensorView dqkv) override;
   void attention_decode(int heads, std::int64_t head_size, std::int64_t length, TensorView qkv, TensorView key_cache,
                         TensorView value_cache, TensorView out) override;
 
@@ -92,10 +73,6 @@ class CpuKernels final : public Kernels {
   void add_bias(TensorView bias, TensorView x) override;
   void bias_backward(TensorView dy, TensorView dbias) override;
 
-  void head_forward(TensorView x, TensorView embedding, TensorView logits) override;
-  void head_backward_input(TensorView dlogits, TensorView embedding, TensorView dx) override;
-  void head_backward_weight(TensorView x, TensorView dlogits, TensorView dembedding) override;
-
   void adamw(const AdamWStep& step, TensorView gradient, TensorView parameter, TensorView m, TensorView v,
              TensorView stored) override;
   void sgd(double learning_rate, double weight_decay, double gradient_scale, TensorView gradient, TensorView parameter,
@@ -115,7 +92,7 @@ class CpuKernels final : public Kernels {
   [[nodiscard]] const MatrixLibrary& library() const;
 
   /// The product, block by block.
-  void multiply(const ProductCall& call);
+  void multiply(const ProductCall& call) override;
   template <class Real>
   void multiply_plain(const ProductCall& call);
 
@@ -129,7 +106,7 @@ class CpuKernels final : public Kernels {
   void add_widened_rows(std::span<const std::int32_t> ids, const TensorView& x, const TensorView& table, std::int64_t width);
 
   void apply_dropout(const DropoutSpec& dropout, const TensorView& x, const TensorView& residual, const TensorView& out);
-  void attention(const AttentionCall& call, const DropoutSpec& dropout);
+  void attention(const AttentionCall& call, const DropoutSpec& dropout) override;
   template <class Real>
   void attention_head(const AttentionCall& call, std::int64_t item, const AttentionHead<Real>& head);
   void decode_widened(int heads, std::int64_t head_size, std::int64_t length, const TensorView& qkv, const TensorView& key_cache,
@@ -138,7 +115,6 @@ class CpuKernels final : public Kernels {
 
   CpuParts parts_;
   WorkerPool pool_;
-  PitfallSet pitfalls_;
   ThreadScratch scratch_;
 };
 

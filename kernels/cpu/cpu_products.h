@@ -13,14 +13,6 @@ namespace tandem::cpu {
 /// KernelsInfo::bf16_products where bf16 operands are converted.
 inline constexpr const char* kConvertedProducts = "converted to fp32";
 
-/// A product of tensors, and what happens to each block of its result while that is in the cache of the thread that made it.
-struct ProductCall {
-  MatrixProduct shape;
-  TensorView a, b, c;
-  TensorView bias;  ///< added to every row of c; may be empty
-  TensorView gelu;  ///< becomes gelu(c), of c as it is stored; may be empty
-};
-
 /// A product whose operands are not multiplied as they lie in memory in fp32 or fp64, or whose result is 16 bits wide.
 ///
 /// A block of fp32 results is made in place; one of 16-bit results in the thread's scratch, and rounded once. Operands that the

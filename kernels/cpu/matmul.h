@@ -1,24 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <memory>
 #include <string>
 
+#include "kernels/common_kernels.h"
 #include "kernels/cpu/simd/vector_ops.h"
 
 namespace tandem::cpu {
-
-/// C [m, n] = op(A) op(B), or C += where `accumulate`. Row-major; lda, ldb, ldc are elements from row to row of A, B and C as
-/// stored: op(A) is [m, k], stored so, or as [k, m] where transpose_a.
-struct MatrixProduct {
-  std::int64_t m = 0, n = 0, k = 0;
-  std::int64_t lda = 0, ldb = 0, ldc = 0;
-  bool transpose_a = false, transpose_b = false;
-  bool accumulate = false;
-  friend auto operator<=>(const MatrixProduct&, const MatrixProduct&) = default;
-};
 
 /// A library that multiplies matrices on the calling thread alone. Any number of threads may call at once.
 class MatrixLibrary {

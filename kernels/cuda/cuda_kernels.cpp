@@ -21,8 +21,8 @@ constexpr std::size_t kDeferredBlock = 512;  // doubles
 }  // namespace
 
 CudaKernels::CudaKernels(const CudaKernelsOptions& options, const DeviceInfo& device)
-    : device_(device),
-      pitfalls_(options.pitfalls),
+    : CommonKernels(options.pitfalls),
+      device_(device),
       products_(options.products),
       use_graphs_(options.graphs),
       fuse_gelu_(options.fuse_gelu),

@@ -9,17 +9,17 @@
 #include <vector>
 
 #include "kernels/attention_call.h"
+#include "kernels/common_kernels.h"
 #include "kernels/cuda/cuda_compression.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/matmul.h"
-#include "kernels/kernels.h"
 
 namespace tandem::TANDEM_GPU {
 
 /// Kernels on a GPU: checks shapes and launches on one stream. kernels.h states each operation. The members are in one file a
 /// family, cuda_norm.cpp, cuda_rows.cpp, cuda_loss.cpp, ..., their kernels and launchers in the .cu of the same name.
-class CudaKernels final : public Kernels {
+class CudaKernels final : public CommonKernels {
  public:
   /// `options.device` has been looked up: it is `device`.
   CudaKernels(const CudaKernelsOptions& options, const DeviceInfo& device);
@@ -48,25 +48,6 @@ class CudaKernels final : public Kernels {
                                      TensorView weight, TensorView bias, double epsilon, TensorView y, TensorView mean,
                                      TensorView rstd) override;
 
-  void linear_forward(TensorView x, TensorView weight, TensorView bias, TensorView y) override;
-  void linear_gelu_forward(TensorView x, TensorView weight, TensorView bias, TensorView y_pre, TensorView y) override;
-  void linear_backward_input(TensorView dy, TensorView weight, TensorView dx) override;
-  void linear_backward_weight(TensorView x, TensorView dy, TensorView dweight, TensorView dbias) override;
-
-  void attention_forward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView qkv, TensorView out,
-                         TensorView logsumexp) override;
-  void attention_backward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView dout, TensorView qkv,
-                          TensorView out, TensorView logsumexp, TensorView dqkv) override;
-  void attention_segment_forward(const AttentionSegment& segment, const DropoutSpec& dropout, const StridedRows& query,
-                                 const StridedRows& key, const StridedRows& value, TensorView out, TensorView logsumexp) override;
-  void attention_segment_backward(const AttentionSegment& segment, const DropoutSpec& dropout, TensorView dout,
-                                  const StridedRows& query, const StridedRows& key, const StridedRows& value, TensorView out,
-                                  TensorView logsumexp, const StridedRows& dquery, const StridedRows& dkey,
-                                  const StridedRows& dvalue) override;
-  void attention_materialized_forward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView qkv, TensorView out,
-                                      TensorView probabilities) override;
-  void attention_materialized_backward(const AttentionShape& shape, const DropoutSpec& dropout, TensorView dout, TensorView qkv,
-                                       TensorView probabilities, TensorView dqkv) override;
   void attention_decode(int heads, std::int64_t head_size, std::int64_t length, TensorView qkv, TensorView key_cache,
                         TensorView value_cache, TensorView out) override;
 
@@ -93,10 +74,6 @@ class CudaKernels final : public Kernels {
 
   void add_bias(TensorView bias, TensorView x) override;
   void bias_backward(TensorView dy, TensorView dbias) override;
-
-  void head_forward(TensorView x, TensorView embedding, TensorView logits) override;
-  void head_backward_input(TensorView dlogits, TensorView embedding, TensorView dx) override;
-  void head_backward_weight(TensorView x, TensorView dlogits, TensorView dembedding) override;
 
   void adamw(const AdamWStep& step, TensorView gradient, TensorView parameter, TensorView m, TensorView v,
              TensorView stored) override;
@@ -132,7 +109,7 @@ class CudaKernels final : public Kernels {
   void add_deferred();
 
   /// All forms of attention but attention_decode(); in cuda_attention.cpp.
-  void attention(const AttentionCall& call, const DropoutSpec& dropout);
+  void attention(const AttentionCall& call, const DropoutSpec& dropout) override;
 
   /// The sum of the losses to `total` on the device; with `scale` logits become gradients. At least one token.
   void cross_entropy(TensorView logits, std::span<const std::int32_t> targets, const double* scale, double* total);
@@ -147,16 +124,10 @@ class CudaKernels final : public Kernels {
     std::int64_t size_bytes;
   };
 
-  /// Tensors of a product; `bias` and `gelu` may be empty. `gelu` becomes gelu(c).
-  struct ProductTensors {
-    TensorView a, b, c, bias, gelu;
-  };
   class Converted;
-  /// `product` has the shape, strides and transpositions; in cuda_linear.cpp.
-  void multiply(Product product, const ProductTensors& tensors);
+  void multiply(const ProductCall& call) override;  // in cuda_linear.cpp
 
   DeviceInfo device_;
-  PitfallSet pitfalls_;
   DType products_;
   bool use_graphs_;
   bool fuse_gelu_;
