@@ -37,6 +37,10 @@ if(NOT TANDEM_WITH_CUDA)
   message(STATUS "tandem: without CUDA (${why_without})")
   return()
 endif()
+unset(version)  # of nvcc; this file shares its names with the whole build
+unset(nvcc)
+unset(toolkit)
+unset(found)
 
 if(NOT CMAKE_CUDA_COMPILER)
   set(CMAKE_CUDA_COMPILER ${TANDEM_NVCC})

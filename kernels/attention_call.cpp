@@ -141,4 +141,15 @@ AttentionCall segment_call(const AttentionSegment& segment, const StridedRows& q
   return call;
 }
 
+std::int64_t check_decode(int heads, std::int64_t head_size, std::int64_t length, const TensorView& qkv,
+                          const TensorView& key_cache, const TensorView& value_cache, const TensorView& out) {
+  const std::int64_t width = heads * head_size, rows = rows_of(qkv, "qkv", 3 * width);
+  const std::int64_t capacity = key_cache.num_elements() / (rows * width);
+  expect(key_cache, "key_cache", qkv.dtype(), {rows, capacity, width});
+  expect(value_cache, "value_cache", qkv.dtype(), {rows, capacity, width});
+  expect(out, "out", qkv.dtype(), {rows, width});
+  TANDEM_CHECK(length >= 0 && length < capacity, fmt::format("{} entries set of a cache of {}", length, capacity));
+  return capacity;
+}
+
 }  // namespace tandem

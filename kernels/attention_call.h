@@ -28,6 +28,9 @@ void check_attention(const AttentionCall& call, const DropoutSpec& dropout);
 /// The same with dout and the thirds of dqkv.
 [[nodiscard]] AttentionCall whole_backward_call(const AttentionShape& shape, const TensorView& dout, const TensorView& qkv,
                                                 const TensorView& dqkv);
+/// Of attention_decode(): throws ContractError where an operand does not fit; the caches' capacity. Rows are not 0.
+[[nodiscard]] std::int64_t check_decode(int heads, std::int64_t head_size, std::int64_t length, const TensorView& qkv,
+                                        const TensorView& key_cache, const TensorView& value_cache, const TensorView& out);
 /// A tile of ring attention; forward.
 [[nodiscard]] AttentionCall segment_call(const AttentionSegment& segment, const StridedRows& query, const StridedRows& key,
                                          const StridedRows& value, const TensorView& out, const TensorView& logsumexp);

@@ -63,4 +63,67 @@ void expect_gradient_and_stored(const TensorView& gradient, const TensorView& pa
   TANDEM_CHECK(parameter.dtype() != DType::f64 || !mixes, "an fp64 parameter has an fp64 gradient and is not stored in 16 bits");
 }
 
+namespace {
+
+void expect_statistics(const TensorView& mean, const TensorView& rstd, DType storage, std::int64_t tokens) {
+  expect_count(mean, "mean", wide(storage), tokens);
+  expect_count(rstd, "rstd", wide(storage), tokens);
+}
+
+}  // namespace
+
+TokenRows check_layer_norm(const TensorView& x, const TensorView& weight, const TensorView& bias, const TensorView& y,
+                           const TensorView& mean, const TensorView& rstd) {
+  const std::int64_t hidden = weight.num_elements(), tokens = rows_of(x, "x", hidden);
+  const DType dtype = weight.dtype();
+  expect(x, "x", dtype, {tokens, hidden});
+  expect(bias, "bias", dtype, {hidden});
+  expect(y, "y", dtype, {tokens, hidden});
+  expect_statistics(mean, rstd, dtype, tokens);
+  return {dtype, tokens, hidden};
+}
+
+TokenRows check_layer_norm_input(const TensorView& dy, const TensorView& x, const TensorView& weight, const TensorView& mean,
+                                 const TensorView& rstd, const TensorView& dresidual, const TensorView& dx) {
+  const std::int64_t hidden = weight.num_elements(), tokens = rows_of(x, "x", hidden);
+  const DType dtype = weight.dtype();
+  expect(x, "x", dtype, {tokens, hidden});
+  expect(dy, "dy", dtype, {tokens, hidden});
+  expect(dx, "dx", dtype, {tokens, hidden});
+  if (dresidual) expect(dresidual, "dresidual", dtype, {tokens, hidden});
+  expect_statistics(mean, rstd, dtype, tokens);
+  return {dtype, tokens, hidden};
+}
+
+TokenRows check_layer_norm_weight(const TensorView& dy, const TensorView& x, const TensorView& mean, const TensorView& rstd,
+                                  const TensorView& dweight, const TensorView& dbias) {
+  const std::int64_t hidden = dweight.num_elements(), tokens = rows_of(x, "x", hidden);
+  const DType dtype = x.num_elements() > 0 ? x.dtype() : dy.dtype();
+  expect(x, "x", dtype, {tokens, hidden});
+  expect(dy, "dy", dtype, {tokens, hidden});
+  expect_accumulator(dweight, "dweight", dtype);
+  expect(dbias, "dbias", dweight.dtype(), {hidden});
+  expect_statistics(mean, rstd, dtype, tokens);
+  return {dtype, tokens, hidden};
+}
+
+TokenRows check_rows(std::span<const std::int32_t> indices, std::int64_t tokens, const TensorView& table,
+                     std::string_view operand, const TensorView& x, TableUse use) {
+  const std::int64_t width = x.num_elements() / tokens;
+  expect(x, operand, x.dtype(), {tokens, width});
+  const std::int64_t rows = width == 0 ? 0 : rows_of(table, "table", width);
+  if (rows > 0 && use == TableUse::accumulated) expect_accumulator(table, "table", x.dtype());
+  TANDEM_CHECK(rows == 0 || use == TableUse::accumulated || table.dtype() == x.dtype());
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    TANDEM_CHECK(indices[i] < rows, fmt::format("row {} at {} of a table of {}", indices[i], i, rows));
+  }
+  return {x.dtype(), tokens, width};
+}
+
+void expect_tokens(std::span<const std::int32_t> ids, std::int64_t extent, std::string_view what) {
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    TANDEM_CHECK(ids[i] >= 0 && ids[i] < extent, fmt::format("{} {} at {} is outside [0, {})", what, ids[i], i, extent));
+  }
+}
+
 }  // namespace tandem

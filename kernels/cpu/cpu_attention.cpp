@@ -78,11 +78,7 @@ void CpuKernels::attention_decode(int heads, std::int64_t head_size, std::int64_
                                   TensorView value_cache, TensorView out) {
   const std::int64_t width = heads * head_size, rows = rows_of(qkv, "qkv", 3 * width);
   if (rows == 0) return;
-  const std::int64_t capacity = key_cache.num_elements() / (rows * width);
-  expect(key_cache, "key_cache", qkv.dtype(), {rows, capacity, width});
-  expect(value_cache, "value_cache", qkv.dtype(), {rows, capacity, width});
-  expect(out, "out", qkv.dtype(), {rows, width});
-  TANDEM_CHECK(length >= 0 && length < capacity, fmt::format("{} entries set of a cache of {}", length, capacity));
+  const std::int64_t capacity = check_decode(heads, head_size, length, qkv, key_cache, value_cache, out);
   if (is_16bit(qkv.dtype())) {
     decode_widened(heads, head_size, length, qkv, key_cache, value_cache, out);
     return;

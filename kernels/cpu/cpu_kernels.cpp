@@ -11,12 +11,6 @@ namespace {
 
 constexpr std::int64_t kGrain = 1 << 14;  // elements of an elementwise operation that a thread takes at once
 
-void expect_tokens(std::span<const std::int32_t> ids, std::int64_t extent, std::string_view what) {
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    TANDEM_CHECK(ids[i] >= 0 && ids[i] < extent, fmt::format("{} {} at {} is outside [0, {})", what, ids[i], i, extent));
-  }
-}
-
 }  // namespace
 
 MaskKey mask_key(const DropoutSpec& dropout) {

@@ -44,21 +44,11 @@ float* zeros(Pieces& pieces, std::int64_t count) {
   return sums;
 }
 
-void expect_statistics(const TensorView& mean, const TensorView& rstd, DType storage, std::int64_t tokens) {
-  expect_count(mean, "mean", wide(storage), tokens);
-  expect_count(rstd, "rstd", wide(storage), tokens);
-}
-
 }  // namespace
 
 void CpuKernels::layer_norm_forward(TensorView x, TensorView weight, TensorView bias, double epsilon, TensorView y,
                                     TensorView mean, TensorView rstd) {
-  const std::int64_t hidden = weight.num_elements(), tokens = rows_of(x, "x", hidden);
-  const DType dtype = weight.dtype();
-  expect(x, "x", dtype, {tokens, hidden});
-  expect(bias, "bias", dtype, {hidden});
-  expect(y, "y", dtype, {tokens, hidden});
-  expect_statistics(mean, rstd, dtype, tokens);
+  const auto [dtype, tokens, hidden] = check_layer_norm(x, weight, bias, y, mean, rstd);
   // Another framework's default: shows only where the variance of a row is small.
   const double used_epsilon = pitfalls_.on(Pitfall::layer_norm_small_epsilon) ? 1e-6 : epsilon;
   if (is_16bit(dtype)) {
@@ -83,13 +73,7 @@ void CpuKernels::layer_norm_forward(TensorView x, TensorView weight, TensorView 
 
 void CpuKernels::layer_norm_backward_input(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
                                            TensorView dresidual, TensorView dx) {
-  const std::int64_t hidden = weight.num_elements(), tokens = rows_of(x, "x", hidden);
-  const DType dtype = weight.dtype();
-  expect(x, "x", dtype, {tokens, hidden});
-  expect(dy, "dy", dtype, {tokens, hidden});
-  expect(dx, "dx", dtype, {tokens, hidden});
-  if (dresidual) expect(dresidual, "dresidual", dtype, {tokens, hidden});
-  expect_statistics(mean, rstd, dtype, tokens);
+  const auto [dtype, tokens, hidden] = check_layer_norm_input(dy, x, weight, mean, rstd, dresidual, dx);
   if (is_16bit(dtype)) {
     scratch_.reserve(Pieces::bytes(1, hidden) + Pieces::bytes(1, 2 * hidden));
     pool_.run_pieces(tokens, rows_per_piece(hidden), [&](std::int64_t begin, std::int64_t end, int thread) {
@@ -115,13 +99,7 @@ void CpuKernels::layer_norm_backward_input(TensorView dy, TensorView x, TensorVi
 
 void CpuKernels::layer_norm_backward_weight(TensorView dy, TensorView x, TensorView mean, TensorView rstd, TensorView dweight,
                                             TensorView dbias) {
-  const std::int64_t hidden = dweight.num_elements(), tokens = rows_of(x, "x", hidden);
-  const DType dtype = x.num_elements() > 0 ? x.dtype() : dy.dtype();
-  expect(x, "x", dtype, {tokens, hidden});
-  expect(dy, "dy", dtype, {tokens, hidden});
-  expect_accumulator(dweight, "dweight", dtype);
-  expect(dbias, "dbias", dweight.dtype(), {hidden});
-  expect_statistics(mean, rstd, dtype, tokens);
+  const auto [dtype, tokens, hidden] = check_layer_norm_weight(dy, x, mean, rstd, dweight, dbias);
   if (tokens == 0) return;
   if (is_16bit(dtype)) {
     scratch_.reserve(Pieces::bytes(4, kColumnGrain));

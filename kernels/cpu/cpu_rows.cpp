@@ -16,22 +16,6 @@ constexpr std::int64_t kColumnGrain = 128;
 
 std::int64_t tokens_per_piece(std::int64_t width) { return std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, width)); }
 
-enum class Use { of_one_dtype, accumulated };
-
-/// Checks x [tokens, width], the table [any, width] and that the indices point into it; returns the width.
-std::int64_t check_rows(std::span<const std::int32_t> indices, std::int64_t tokens, const TensorView& table,
-                        std::string_view operand, const TensorView& x, Use table_use = Use::of_one_dtype) {
-  const std::int64_t width = x.num_elements() / tokens;
-  expect(x, operand, x.dtype(), {tokens, width});
-  const std::int64_t rows = width == 0 ? 0 : rows_of(table, "table", width);
-  if (rows > 0 && table_use == Use::accumulated) expect_accumulator(table, "table", x.dtype());
-  TANDEM_CHECK(rows == 0 || table_use == Use::accumulated || table.dtype() == x.dtype());
-  for (std::size_t i = 0; i < indices.size(); ++i) {
-    TANDEM_CHECK(indices[i] < rows, fmt::format("row {} at {} of a table of {}", indices[i], i, rows));
-  }
-  return width;
-}
-
 /// The rows of a token's slots, widened side by side, under slot numbers that say so.
 class TokenSlots {
  public:
@@ -65,7 +49,7 @@ class TokenSlots {
 void CpuKernels::gather_rows(std::span<const std::int32_t> ids, TensorView table, TensorView out) {
   const auto tokens = static_cast<std::int64_t>(ids.size());
   if (tokens == 0) return;
-  const std::int64_t width = check_rows(ids, tokens, table, "out", out);
+  const std::int64_t width = check_rows(ids, tokens, table, "out", out).width;
   pool_.run_pieces(tokens, tokens_per_piece(width), [&](std::int64_t begin, std::int64_t end, int) {
     const std::size_t row_bytes = static_cast<std::size_t>(width) * size_bytes(out.dtype());
     for (std::int64_t t = begin; t < end; ++t) {
@@ -83,7 +67,7 @@ void CpuKernels::gather_rows(std::span<const std::int32_t> ids, TensorView table
 void CpuKernels::add_gathered_rows(std::span<const std::int32_t> ids, TensorView table, TensorView out) {
   const auto tokens = static_cast<std::int64_t>(ids.size());
   if (tokens == 0) return;
-  const std::int64_t width = check_rows(ids, tokens, table, "out", out);
+  const std::int64_t width = check_rows(ids, tokens, table, "out", out).width;
   if (is_16bit(out.dtype())) {
     pool_.run_pieces(tokens, tokens_per_piece(width), [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t t = begin; t < end; ++t) {
@@ -105,7 +89,7 @@ void CpuKernels::add_gathered_rows(std::span<const std::int32_t> ids, TensorView
 void CpuKernels::scatter_add_rows(std::span<const std::int32_t> ids, TensorView x, TensorView table) {
   const auto tokens = static_cast<std::int64_t>(ids.size());
   if (tokens == 0) return;
-  const std::int64_t width = check_rows(ids, tokens, table, "x", x, Use::accumulated);
+  const std::int64_t width = check_rows(ids, tokens, table, "x", x, TableUse::accumulated).width;
   if (is_16bit(x.dtype())) {
     add_widened_rows(ids, x, table, width);
     return;
@@ -152,7 +136,7 @@ void CpuKernels::combine_rows(std::span<const std::int32_t> slots, TensorView ga
   if (slots.empty()) return;
   const std::int64_t choices = gates.dim(gates.num_dims() - 1), tokens = rows_of(gates, "gates", choices);
   TANDEM_CHECK(static_cast<std::int64_t>(slots.size()) == tokens * choices && gates.dtype() == wide(out.dtype()));
-  const std::int64_t width = check_rows(slots, tokens, y, "out", out);
+  const std::int64_t width = check_rows(slots, tokens, y, "out", out).width;
   if (is_16bit(out.dtype())) {
     scratch_.reserve(Pieces::bytes(choices + 1, width));
     pool_.run_pieces(tokens, tokens_per_piece(width), [&](std::int64_t begin, std::int64_t end, int thread) {
@@ -180,7 +164,7 @@ void CpuKernels::combine_rows_backward(std::span<const std::int32_t> slots, Tens
   if (slots.empty()) return;
   const std::int64_t choices = gates.dim(gates.num_dims() - 1), tokens = rows_of(gates, "gates", choices);
   TANDEM_CHECK(static_cast<std::int64_t>(slots.size()) == tokens * choices && gates.dtype() == wide(dout.dtype()));
-  const std::int64_t width = check_rows(slots, tokens, y, "dout", dout);
+  const std::int64_t width = check_rows(slots, tokens, y, "dout", dout).width;
   expect(dgates, "dgates", gates.dtype(), {tokens, choices});
   TANDEM_CHECK(dy.num_elements() == y.num_elements() && (dy.num_elements() == 0 || dy.dtype() == dout.dtype()));
   // A slot belongs to one token at most, so that no two threads write the same row of dy.

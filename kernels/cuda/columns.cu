@@ -143,30 +143,31 @@ std::int64_t column_partials(std::int64_t tokens, std::int64_t columns) {
   return tokens == 0 || columns == 0 ? 0 : 2 * columns * cut(tokens, columns).chunks;
 }
 
-void launch_layer_norm_backward_weight(const NormSize& size, const NormBackwardWeight& norm, void* partial, StreamHandle stream) {
-  if (size.tokens == 0 || size.hidden == 0) return;
+void launch_layer_norm_backward_weight(const TokenRows& size, const NormBackwardWeight& norm, void* partial,
+                                       StreamHandle stream) {
+  if (size.tokens == 0 || size.width == 0) return;
   with_storage(size.dtype, [&]<class T>(T) {
     const ColumnOperands<T> in{static_cast<const T*>(norm.dy),
                                static_cast<const T*>(norm.x),
                                static_cast<const Wide<T>*>(norm.mean),
                                static_cast<const Wide<T>*>(norm.rstd),
                                size.tokens,
-                               size.hidden,
-                               cut(size.tokens, size.hidden).rows_per_chunk};
+                               size.width,
+                               cut(size.tokens, size.width).rows_per_chunk};
     launch_sums<true>(in, norm.sums, norm.dweight, norm.dbias, partial, stream);
   });
 }
 
-void launch_column_sum(const NormSize& size, const void* dy, DType sums, void* dbias, void* partial, StreamHandle stream) {
-  if (size.tokens == 0 || size.hidden == 0) return;
+void launch_column_sum(const TokenRows& size, const void* dy, DType sums, void* dbias, void* partial, StreamHandle stream) {
+  if (size.tokens == 0 || size.width == 0) return;
   with_storage(size.dtype, [&]<class T>(T) {
     const ColumnOperands<T> in{static_cast<const T*>(dy),
                                nullptr,
                                nullptr,
                                nullptr,
                                size.tokens,
-                               size.hidden,
-                               cut(size.tokens, size.hidden).rows_per_chunk};
+                               size.width,
+                               cut(size.tokens, size.width).rows_per_chunk};
     launch_sums<false>(in, sums, dbias, nullptr, partial, stream);
   });
 }

@@ -147,11 +147,7 @@ void CudaKernels::attention_decode(int heads, std::int64_t head_size, std::int64
                                    TensorView value_cache, TensorView out) {
   const std::int64_t width = heads * head_size, rows = rows_of(qkv, "qkv", 3 * width);
   if (rows == 0) return;
-  const std::int64_t capacity = key_cache.num_elements() / (rows * width);
-  expect(key_cache, "key_cache", qkv.dtype(), {rows, capacity, width});
-  expect(value_cache, "value_cache", qkv.dtype(), {rows, capacity, width});
-  expect(out, "out", qkv.dtype(), {rows, width});
-  TANDEM_CHECK(length >= 0 && length < capacity, fmt::format("{} entries set of a cache of {}", length, capacity));
+  const std::int64_t capacity = check_decode(heads, head_size, length, qkv, key_cache, value_cache, out);
   launch_attention_decode({.rows = static_cast<int>(rows),
                            .heads = heads,
                            .head_size = static_cast<int>(head_size),

@@ -10,23 +10,6 @@
 namespace tandem::TANDEM_GPU {
 namespace {
 
-void expect_statistics(const TensorView& mean, const TensorView& rstd, DType storage, std::int64_t tokens) {
-  expect_count(mean, "mean", wide(storage), tokens);
-  expect_count(rstd, "rstd", wide(storage), tokens);
-}
-
-/// Checks the operands of a layer norm; its weight says hidden and dtype.
-NormSize check_forward(const TensorView& x, const TensorView& weight, const TensorView& bias, const TensorView& y,
-                       const TensorView& mean, const TensorView& rstd) {
-  const std::int64_t hidden = weight.num_elements(), tokens = rows_of(x, "x", hidden);
-  const DType dtype = weight.dtype();
-  expect(x, "x", dtype, {tokens, hidden});
-  expect(bias, "bias", dtype, {hidden});
-  expect(y, "y", dtype, {tokens, hidden});
-  expect_statistics(mean, rstd, dtype, tokens);
-  return {dtype, tokens, hidden};
-}
-
 NormForward forward_of(const TensorView& x, const TensorView& weight, const TensorView& bias, double epsilon, const TensorView& y,
                        const TensorView& mean, const TensorView& rstd, const PitfallSet& pitfalls) {
   // Another framework's default: shows only where the variance of a row is small.
@@ -63,38 +46,26 @@ MaskRows mask_rows(const DropoutSpec& dropout, const std::int64_t* row_ids) {
 
 void CudaKernels::layer_norm_forward(TensorView x, TensorView weight, TensorView bias, double epsilon, TensorView y,
                                      TensorView mean, TensorView rstd) {
-  const NormSize size = check_forward(x, weight, bias, y, mean, rstd);
+  const TokenRows size = check_layer_norm(x, weight, bias, y, mean, rstd);
   launch_layer_norm_forward(size, forward_of(x, weight, bias, epsilon, y, mean, rstd, pitfalls_), stream());
 }
 
 void CudaKernels::layer_norm_backward_input(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
                                             TensorView dresidual, TensorView dx) {
-  const std::int64_t hidden = weight.num_elements(), tokens = rows_of(x, "x", hidden);
-  const DType dtype = weight.dtype();
-  expect(x, "x", dtype, {tokens, hidden});
-  expect(dy, "dy", dtype, {tokens, hidden});
-  expect(dx, "dx", dtype, {tokens, hidden});
-  if (dresidual) expect(dresidual, "dresidual", dtype, {tokens, hidden});
-  expect_statistics(mean, rstd, dtype, tokens);
-  launch_layer_norm_backward_input({dtype, tokens, hidden},
-                                   {dy.data(), x.data(), weight.data(), mean.data(), rstd.data(), dresidual.data(), dx.data()},
-                                   stream());
+  const TokenRows size = check_layer_norm_input(dy, x, weight, mean, rstd, dresidual, dx);
+  launch_layer_norm_backward_input(
+      size, {dy.data(), x.data(), weight.data(), mean.data(), rstd.data(), dresidual.data(), dx.data()}, stream());
 }
 
 void CudaKernels::layer_norm_backward_weight(TensorView dy, TensorView x, TensorView mean, TensorView rstd, TensorView dweight,
                                              TensorView dbias) {
-  const std::int64_t hidden = dweight.num_elements(), tokens = rows_of(x, "x", hidden);
-  const DType dtype = x.num_elements() > 0 ? x.dtype() : dy.dtype();
-  expect(x, "x", dtype, {tokens, hidden});
-  expect(dy, "dy", dtype, {tokens, hidden});
-  expect_accumulator(dweight, "dweight", dtype);
-  expect(dbias, "dbias", dweight.dtype(), {hidden});
-  expect_statistics(mean, rstd, dtype, tokens);
-  if (tokens == 0) return;
-  const Temporary partial = temporary(column_partials(tokens, hidden) * static_cast<std::int64_t>(size_bytes(wide(dtype))));
+  const TokenRows size = check_layer_norm_weight(dy, x, mean, rstd, dweight, dbias);
+  if (size.tokens == 0) return;
+  const Temporary partial =
+      temporary(column_partials(size.tokens, size.width) * static_cast<std::int64_t>(size_bytes(wide(size.dtype))));
   launch_layer_norm_backward_weight(
-      {dtype, tokens, hidden}, {dy.data(), x.data(), mean.data(), rstd.data(), dweight.dtype(), dweight.data(), dbias.data()},
-      partial.data(), stream());
+      size, {dy.data(), x.data(), mean.data(), rstd.data(), dweight.dtype(), dweight.data(), dbias.data()}, partial.data(),
+      stream());
 }
 
 void CudaKernels::dropout_residual_forward(const DropoutSpec& dropout, TensorView x, TensorView residual, TensorView out) {
@@ -118,14 +89,14 @@ void CudaKernels::dropout_residual_norm_forward(const DropoutSpec& dropout, Tens
                                                 TensorView weight, TensorView bias, double epsilon, TensorView y, TensorView mean,
                                                 TensorView rstd) {
   check_dropout(dropout, x, residual, out);
-  const NormSize size = check_forward(out, weight, bias, y, mean, rstd);
+  const TokenRows size = check_layer_norm(out, weight, bias, y, mean, rstd);
   TANDEM_CHECK(size.tokens == 0 || x.dtype() == size.dtype);
   if (size.tokens == 0) return;
   const bool masked = dropout.probability > 0;
   const MaskRows mask = masked ? mask_rows(dropout, upload(dropout.row_ids)) : MaskRows{};
   const DropoutCall call = dropout_call(dropout, mask, x, residual, out);
   const NormForward norm = forward_of(out, weight, bias, epsilon, y, mean, rstd, pitfalls_);
-  if (call.per_row % size.hidden == 0 && launch_dropout_norm(call, size, norm, stream())) return;
+  if (call.per_row % size.width == 0 && launch_dropout_norm(call, size, norm, stream())) return;
   dropout_residual_forward(dropout, x, residual, out);
   launch_layer_norm_forward(size, norm, stream());
 }

@@ -13,28 +13,6 @@
 namespace tandem::TANDEM_GPU {
 namespace {
 
-void expect_tokens(std::span<const std::int32_t> ids, std::int64_t extent, std::string_view what) {
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    TANDEM_CHECK(ids[i] >= 0 && ids[i] < extent, fmt::format("{} {} at {} is outside [0, {})", what, ids[i], i, extent));
-  }
-}
-
-enum class Use : std::uint8_t { of_one_dtype, accumulated };
-
-/// Checks x [tokens, width], the table [any, width] and that the indices point into it.
-RowsSize check_rows(std::span<const std::int32_t> indices, std::int64_t tokens, const TensorView& table, std::string_view operand,
-                    const TensorView& x, Use table_use = Use::of_one_dtype) {
-  const std::int64_t width = x.num_elements() / tokens;
-  expect(x, operand, x.dtype(), {tokens, width});
-  const std::int64_t rows = width == 0 ? 0 : rows_of(table, "table", width);
-  if (rows > 0 && table_use == Use::accumulated) expect_accumulator(table, "table", x.dtype());
-  TANDEM_CHECK(rows == 0 || table_use == Use::accumulated || table.dtype() == x.dtype());
-  for (std::size_t i = 0; i < indices.size(); ++i) {
-    TANDEM_CHECK(indices[i] < rows, fmt::format("row {} at {} of a table of {}", indices[i], i, rows));
-  }
-  return {x.dtype(), tokens, width};
-}
-
 /// RowRuns on the host, its three arrays one after the other: a stable counting sort of the tokens that have a row.
 std::vector<std::int32_t> sort_into_runs(std::span<const std::int32_t> ids, std::int64_t table_rows) {
   const std::size_t tokens = ids.size();
@@ -111,21 +89,21 @@ void CudaKernels::embedding_backward(std::span<const std::int32_t> ids, std::spa
 void CudaKernels::gather_rows(std::span<const std::int32_t> ids, TensorView table, TensorView out) {
   const auto tokens = static_cast<std::int64_t>(ids.size());
   if (tokens == 0) return;
-  const RowsSize size = check_rows(ids, tokens, table, "out", out);
+  const TokenRows size = check_rows(ids, tokens, table, "out", out);
   launch_gather(size, upload(ids), table.data(), out.data(), stream());
 }
 
 void CudaKernels::add_gathered_rows(std::span<const std::int32_t> ids, TensorView table, TensorView out) {
   const auto tokens = static_cast<std::int64_t>(ids.size());
   if (tokens == 0) return;
-  const RowsSize size = check_rows(ids, tokens, table, "out", out);
+  const TokenRows size = check_rows(ids, tokens, table, "out", out);
   launch_add_gathered(size, upload(ids), table.data(), out.data(), stream());
 }
 
 void CudaKernels::scatter_add_rows(std::span<const std::int32_t> ids, TensorView x, TensorView table) {
   const auto tokens = static_cast<std::int64_t>(ids.size());
   if (tokens == 0) return;
-  const RowsSize size = check_rows(ids, tokens, table, "x", x, Use::accumulated);
+  const TokenRows size = check_rows(ids, tokens, table, "x", x, TableUse::accumulated);
   if (size.width == 0) return;
   const std::vector<std::int32_t> runs = sort_into_runs(ids, table.num_elements() / size.width);
   const std::int32_t* const uploaded = upload(std::span<const std::int32_t>(runs));

@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kPlainThreads) forward_plain_kernel(const T* x
 }
 
 template <class T>
-Forward<T> forward_of(const NormSize& size, const NormForward& norm) {
+Forward<T> forward_of(const TokenRows& size, const NormForward& norm) {
   return {static_cast<const T*>(norm.weight),
           static_cast<const T*>(norm.bias),
           static_cast<Wide<T>>(norm.epsilon),
@@ -161,7 +161,7 @@ Forward<T> forward_of(const NormSize& size, const NormForward& norm) {
           static_cast<Wide<T>*>(norm.mean),
           static_cast<Wide<T>*>(norm.rstd),
           size.tokens,
-          static_cast<int>(size.hidden)};
+          static_cast<int>(size.width)};
 }
 template <class T, class Row>
 void launch_held(const RowLaunch& how, const Row& row, const Forward<T>& forward, StreamHandle stream) {
@@ -174,12 +174,12 @@ void launch_held(const RowLaunch& how, const Row& row, const Forward<T>& forward
 
 }  // namespace
 
-void launch_layer_norm_forward(const NormSize& size, const NormForward& norm, StreamHandle stream) {
-  if (size.tokens == 0 || size.hidden == 0) return;
+void launch_layer_norm_forward(const TokenRows& size, const NormForward& norm, StreamHandle stream) {
+  if (size.tokens == 0 || size.width == 0) return;
   with_storage(size.dtype, [&]<class T>(T) {
     const auto* x = static_cast<const T*>(norm.x);
     const Forward<T> forward = forward_of<T>(size, norm);
-    const RowLaunch how = row_launch<T>(size.tokens, size.hidden, are_aligned(x, forward.weight, forward.bias, forward.y));
+    const RowLaunch how = row_launch<T>(size.tokens, size.width, are_aligned(x, forward.weight, forward.bias, forward.y));
     if constexpr (sizeof(T) < 8) {
       if (how.held) return launch_held(how, PlainRow<T>{x}, forward, stream);
     }
@@ -187,8 +187,8 @@ void launch_layer_norm_forward(const NormSize& size, const NormForward& norm, St
   });
 }
 
-bool launch_dropout_norm(const DropoutCall& dropout, const NormSize& size, const NormForward& norm, StreamHandle stream) {
-  if (size.tokens == 0 || size.hidden == 0) return true;
+bool launch_dropout_norm(const DropoutCall& dropout, const TokenRows& size, const NormForward& norm, StreamHandle stream) {
+  if (size.tokens == 0 || size.width == 0) return true;
   if (!dropout.whole_blocks || size.dtype == DType::f64) return false;
   bool launched = false;
   with_storage(size.dtype, [&]<class T>(T) {
@@ -197,10 +197,10 @@ bool launch_dropout_norm(const DropoutCall& dropout, const NormSize& size, const
       auto* out = static_cast<T*>(dropout.out);
       const Forward<T> forward = forward_of<T>(size, norm);
       const bool aligned = are_aligned(x, residual, out, forward.weight, forward.bias, forward.y);
-      const RowLaunch how = row_launch<T>(size.tokens, size.hidden, aligned);
+      const RowLaunch how = row_launch<T>(size.tokens, size.width, aligned);
       if (!how.held) return;
       launched = true;
-      const std::int64_t tokens_per_row = dropout.per_row / size.hidden;
+      const std::int64_t tokens_per_row = dropout.per_row / size.width;
       if (dropout.mask.row_ids != nullptr) {
         const DroppedRow<T, true> row{x, residual, out, mask_of(dropout.mask), tokens_per_row, forward.hidden};
         launch_held(how, row, forward, stream);

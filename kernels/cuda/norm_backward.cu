@@ -102,8 +102,8 @@ void launch_held(const RowLaunch& how, const Backward<T>& backward, StreamHandle
 
 }  // namespace
 
-void launch_layer_norm_backward_input(const NormSize& size, const NormBackwardInput& norm, StreamHandle stream) {
-  if (size.tokens == 0 || size.hidden == 0) return;
+void launch_layer_norm_backward_input(const TokenRows& size, const NormBackwardInput& norm, StreamHandle stream) {
+  if (size.tokens == 0 || size.width == 0) return;
   with_storage(size.dtype, [&]<class T>(T) {
     const Backward<T> backward{static_cast<const T*>(norm.dy),
                                static_cast<const T*>(norm.x),
@@ -113,10 +113,10 @@ void launch_layer_norm_backward_input(const NormSize& size, const NormBackwardIn
                                static_cast<const Wide<T>*>(norm.rstd),
                                static_cast<T*>(norm.dx),
                                size.tokens,
-                               static_cast<int>(size.hidden)};
+                               static_cast<int>(size.width)};
     if constexpr (sizeof(T) < 8) {
       const bool aligned = are_aligned(backward.dy, backward.x, backward.weight, backward.dresidual, backward.dx);
-      const RowLaunch how = row_launch<T>(size.tokens, size.hidden, aligned);
+      const RowLaunch how = row_launch<T>(size.tokens, size.width, aligned);
       if (how.held && norm.dresidual != nullptr) return launch_held<T, true>(how, backward, stream);
       if (how.held) return launch_held<T, false>(how, backward, stream);
     }

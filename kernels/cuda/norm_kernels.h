@@ -6,15 +6,11 @@
 #include "core/dtype.h"
 #include "core/rng.h"
 #include "kernels/cuda/gpu.h"
+#include "kernels/operand_checks.h"
 
 /// Launchers of norm.cu, dropout.cu and columns.cu. Matrices are [tokens, hidden] of `dtype`, statistics [tokens] of wide(dtype);
 /// no tokens or no columns launch nothing.
 namespace tandem::TANDEM_GPU {
-
-struct NormSize {
-  DType dtype;
-  std::int64_t tokens, hidden;
-};
 
 struct NormForward {
   const void* x;
@@ -22,14 +18,14 @@ struct NormForward {
   double epsilon;
   void *y, *mean, *rstd;
 };
-void launch_layer_norm_forward(const NormSize& size, const NormForward& norm, StreamHandle stream);
+void launch_layer_norm_forward(const TokenRows& size, const NormForward& norm, StreamHandle stream);
 
 struct NormBackwardInput {
   const void *dy, *x, *weight, *mean, *rstd;
   const void* dresidual;  ///< null: none
   void* dx;
 };
-void launch_layer_norm_backward_input(const NormSize& size, const NormBackwardInput& norm, StreamHandle stream);
+void launch_layer_norm_backward_input(const TokenRows& size, const NormBackwardInput& norm, StreamHandle stream);
 
 /// A mask as kernels take it: row r of an operand has the elements from row_ids[r] * row_elements on of the global mask.
 struct MaskRows {
@@ -54,7 +50,7 @@ void launch_dropout(const DropoutCall& call, StreamHandle stream);
 
 /// Both: `norm` of what `dropout` gives, in one pass. norm.x is dropout.out. False, and nothing launched, where these sizes or
 /// addresses need the two launches.
-[[nodiscard]] bool launch_dropout_norm(const DropoutCall& dropout, const NormSize& size, const NormForward& norm,
+[[nodiscard]] bool launch_dropout_norm(const DropoutCall& dropout, const TokenRows& size, const NormForward& norm,
                                        StreamHandle stream);
 
 /// Sums over tokens in two steps, through `partial`: room for column_partials() numbers of the wide type.
@@ -65,8 +61,8 @@ struct NormBackwardWeight {
   DType sums;
   void *dweight, *dbias;
 };
-void launch_layer_norm_backward_weight(const NormSize& size, const NormBackwardWeight& norm, void* partial, StreamHandle stream);
+void launch_layer_norm_backward_weight(const TokenRows& size, const NormBackwardWeight& norm, void* partial, StreamHandle stream);
 /// dbias += sum over tokens of dy.
-void launch_column_sum(const NormSize& size, const void* dy, DType sums, void* dbias, void* partial, StreamHandle stream);
+void launch_column_sum(const TokenRows& size, const void* dy, DType sums, void* dbias, void* partial, StreamHandle stream);
 
 }  // namespace tandem::TANDEM_GPU

@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Calls use(T{}, pack) with the storage type and, as std::integral_constant, the elements of an access.
 template <class Use, class... Pointers>
-void with_rows(const RowsSize& size, const Use& use, const Pointers*... pointers) {
+void with_rows(const TokenRows& size, const Use& use, const Pointers*... pointers) {
   with_storage(size.dtype, [&]<class T>(T) {
     if (size.width % kPerVector<T> == 0 && are_aligned(pointers...)) {
       use(T{}, std::integral_constant<int, kPerVector<T>>{});
@@ -168,7 +168,7 @@ void with_rows(const RowsSize& size, const Use& use, const Pointers*... pointers
     }
   });
 }
-bool is_empty(const RowsSize& size) { return size.tokens == 0 || size.width == 0; }
+bool is_empty(const TokenRows& size) { return size.tokens == 0 || size.width == 0; }
 
 template <class Word>
 void launch_gather_of(std::int64_t tokens, std::int64_t row_bytes, const std::int32_t* ids, const void* table, void* out,
@@ -181,7 +181,7 @@ void launch_gather_of(std::int64_t tokens, std::int64_t row_bytes, const std::in
 
 }  // namespace
 
-void launch_embedding(const RowsSize& size, const std::int32_t* ids, const std::int32_t* positions, const void* wte,
+void launch_embedding(const TokenRows& size, const std::int32_t* ids, const std::int32_t* positions, const void* wte,
                       const void* wpe, void* out, StreamHandle stream) {
   if (is_empty(size)) return;
   const auto launch_of = [&]<class T, int kPack>(T, std::integral_constant<int, kPack>) {
@@ -192,7 +192,7 @@ void launch_embedding(const RowsSize& size, const std::int32_t* ids, const std::
   with_rows(size, launch_of, wte, wpe, out);
 }
 
-void launch_gather(const RowsSize& size, const std::int32_t* ids, const void* table, void* out, StreamHandle stream) {
+void launch_gather(const TokenRows& size, const std::int32_t* ids, const void* table, void* out, StreamHandle stream) {
   if (is_empty(size)) return;
   const auto element = static_cast<std::int64_t>(size_bytes(size.dtype)), row_bytes = size.width * element;
   const auto fits = [&](std::uintptr_t word) {
@@ -205,7 +205,7 @@ void launch_gather(const RowsSize& size, const std::int32_t* ids, const void* ta
   launch_gather_of<std::uint8_t>(size.tokens, row_bytes, ids, table, out, stream);
 }
 
-void launch_add_gathered(const RowsSize& size, const std::int32_t* ids, const void* table, void* out, StreamHandle stream) {
+void launch_add_gathered(const TokenRows& size, const std::int32_t* ids, const void* table, void* out, StreamHandle stream) {
   if (is_empty(size)) return;
   const auto launch_of = [&]<class T, int kPack>(T, std::integral_constant<int, kPack>) {
     const RowsGrid grid = rows_grid(size.tokens, size.width / kPack);
@@ -215,7 +215,7 @@ void launch_add_gathered(const RowsSize& size, const std::int32_t* ids, const vo
   with_rows(size, launch_of, table, out);
 }
 
-void launch_scatter_add(const RowsSize& size, const RowRuns& runs, const void* x, DType sums, void* table, StreamHandle stream) {
+void launch_scatter_add(const TokenRows& size, const RowRuns& runs, const void* x, DType sums, void* table, StreamHandle stream) {
   if (is_empty(size)) return;
   const auto launch_of = [&]<class T, int kPack>(T, std::integral_constant<int, kPack>) {
     const std::int64_t tiles = (size.width + 32 * kPack - 1) / (32 * kPack), warps = kThreads / 32;

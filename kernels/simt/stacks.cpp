@@ -25,8 +25,8 @@ Stacks::Stacks(Entry entry, void* owner) : entry_(entry), owner_(owner) {
 Stacks::~Stacks() {
   ending_ = true;
   for (Fibre* const worker : idle_) switch_to(main_, *worker);
-  // A lane is a thread to the sanitizer, and nothing orders its last steps before this. Where the linker took a copy of a library's
-  // inline function that is watched, it has seen them.
+  // A lane is a thread to the sanitizer, and nothing orders its last steps before this. Where the linker took a copy of a
+  // library's inline function that is watched, it has seen them.
   const UnwatchedWrites unwatched;
   workers_.clear();
 }

@@ -8,8 +8,8 @@
 
 #include "kernels/simt/block.h"
 
-// The words of CUDA C++ that kernels use, for the C++ compiler. What takes a file and a line is a point where threads meet.
-// NOLINTBEGIN(bugprone-reserved-identifier): the names are CUDA's.
+// The words of CUDA C++ that kernels here use, for the C++ compiler; another one comes with its first user. What takes a file and
+// a line is a point where threads meet. NOLINTBEGIN(bugprone-reserved-identifier): the names are CUDA's.
 
 #define __global__
 #define __device__
@@ -47,12 +47,6 @@ using int2 = Two<int, 8>;
 using int4 = Four<int, 16>;
 using uint2 = Two<unsigned, 8>;
 using uint4 = Four<unsigned, 16>;
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline double2 make_double2(double x, double y) { return {x, y}; }
-inline int2 make_int2(int x, int y) { return {x, y}; }
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 using std::max;
@@ -61,22 +55,10 @@ using std::min;
 inline float rsqrtf(float x) { return 1.0F / std::sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
-inline float __logf(float x) { return std::log(x); }
-inline float __fdividef(float a, float b) { return a / b; }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
-inline int __popc(unsigned x) { return std::popcount(x); }
-inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
-inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
-inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(std::uint64_t{a} * b >> 32); }
-template <class T>
-T __ldg(const T* address) {
-  return *address;
-}
-inline void __threadfence() {}
-inline void __threadfence_block() {}
 
 inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { meet_block(false, file, line); }
 inline int __syncthreads_count(int holds, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
@@ -85,21 +67,12 @@ inline int __syncthreads_count(int holds, const char* file = __builtin_FILE(), i
 inline int __syncthreads_or(int holds, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   return meet_block(holds != 0, file, line) > 0 ? 1 : 0;
 }
-inline int __syncthreads_and(int holds, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-  return meet_block(holds == 0, file, line) == 0 ? 1 : 0;
-}
 inline void __syncwarp(unsigned mask = 0xFFFFFFFFU, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   meet_warp(mask, nullptr, file, line);
 }
 
 inline unsigned __ballot_sync(unsigned mask, int holds, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   return ballot(mask, holds != 0, file, line);
-}
-inline int __any_sync(unsigned mask, int holds, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-  return ballot(mask, holds != 0, file, line) != 0 ? 1 : 0;
-}
-inline int __all_sync(unsigned mask, int holds, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-  return ballot(mask, holds != 0, file, line) == mask ? 1 : 0;
 }
 
 /// The value of lane `source` of the warp.
@@ -130,12 +103,6 @@ T __shfl_down_sync(unsigned mask, T value, int distance, int width = 32, const c
   const int lane = own_lane(), source = lane + distance;
   return shuffle(mask, value, source / width != lane / width ? lane : source, file, line);
 }
-template <class T>
-T __shfl_up_sync(unsigned mask, T value, int distance, int width = 32, const char* file = __builtin_FILE(),
-                 int line = __builtin_LINE()) {
-  const int lane = own_lane(), source = lane - distance;
-  return shuffle(mask, value, source < lane / width * width ? lane : source, file, line);
-}
 
 /// *address = change(*address), as one step; returns what was there. Several blocks may run at once, in several queues.
 template <class T, class Change>
@@ -153,26 +120,6 @@ template <class T>
 T atomicAdd(T* address, T value) {
   static_assert(std::is_integral_v<T>, "sums of floating-point numbers have a fixed order here");
   return change_atomically(address, [value](T before) { return static_cast<T>(before + value); });
-}
-template <class T>
-T atomicMax(T* address, T value) {
-  return change_atomically(address, [value](T before) { return std::max(before, value); });
-}
-template <class T>
-T atomicMin(T* address, T value) {
-  return change_atomically(address, [value](T before) { return std::min(before, value); });
-}
-template <class T>
-T atomicOr(T* address, T value) {
-  return change_atomically(address, [value](T before) { return static_cast<T>(before | value); });
-}
-template <class T>
-T atomicExch(T* address, T value) {
-  return change_atomically(address, [value](T) { return value; });
-}
-template <class T>
-T atomicCAS(T* address, T expected, T value) {
-  return change_atomically(address, [expected, value](T before) { return before == expected ? value : before; });
 }
 
 }  // namespace tandem::simt_gpu
