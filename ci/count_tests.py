@@ -5,7 +5,7 @@
     count_tests.py [--checks checks.tsv] report.xml...
     count_tests.py --self-test
 
-An entry of CTest that runs many tests of a program, NAME_3_of_8, is counted by the program's own report, gtest/NAME_3_of_8.xml beside
+An entry of CTest that runs many tests or cases, NAME_3_of_8, is counted by the program's own report, gtest/NAME_3_of_8.xml beside
 CTest's; where that is missing, or does not say why the entry failed, the entry itself has failed.
 
 Lists failed tests, then skipped ones by reason. The last line is "N passed, N failed, N skipped". Exit status 1 when something
@@ -48,15 +48,17 @@ SHARD = re.compile(r"_\d+_of_\d+$")
 def outcomes_of_shard(path, outcome, reason):
     """(name, outcome, reason) of each test that a shard ran, by GoogleTest's own report."""
     try:
-        cases = [case for case in ElementTree.parse(path).getroot().iter("testcase") if case.get("status") == "run"]
+        cases = [case for case in ElementTree.parse(path).getroot().iter("testcase") if case.get("status", "run") == "run"]
     except (OSError, ElementTree.ParseError) as error:
         return [("", "failed", f"{reason} no report of its tests: {error}".strip())]
     found = []
     for case in cases:
-        name = f"{case.get('classname')}.{case.get('name')}"
-        skipped = case.find("skipped")
-        if case.find("failure") is not None:
-            found.append((name, "failed", ""))
+        name = f"{case.get('classname')}.{case.get('name')}" if case.get("status") else f"case/{case.get('name')}"
+        skipped, failure = case.find("skipped"), case.find("failure")
+        if failure is None:
+            failure = case.find("error")
+        if failure is not None:
+            found.append((name, "failed", "" if case.get("status") else failure.get("message", "")))
         elif skipped is not None:
             found.append((name, "skipped", (skipped.get("message") or "").strip().split("\n")[-1] or "no reason given"))
         else:
@@ -94,12 +96,16 @@ def outcomes_of_checks(path):
 
 
 def self_test_of_shards():
-    """Three entries with two, one and no test in their reports; the second crashed after its test, the third wrote none."""
-    entries = "".join(f'<testcase name="x_{i}_of_3" status="{status}"/>' for i, status in ((1, "run"), (2, "fail"), (3, "run")))
+    """Four entries with two, one, no test and three cases in their reports; the second crashed after its test, the third wrote none."""
+    entries = "".join(
+        f'<testcase name="x_{i}_of_4" status="{status}"/>' for i, status in ((1, "run"), (2, "fail"), (3, "run"), (4, "fail"))
+    )
     run = '<testcase name="{}" classname="T" status="run">{}</testcase>'
     shards = {
-        "x_1_of_3": run.format("a", "") + run.format("b", '<skipped message="t.cpp:3&#x0A;needs 2 GPUs, found 0"/>'),
-        "x_2_of_3": run.format("c", "") + '<testcase name="d" classname="T" status="notrun"/>',
+        "x_1_of_4": run.format("a", "") + run.format("b", '<skipped message="t.cpp:3&#x0A;needs 2 GPUs, found 0"/>'),
+        "x_2_of_4": run.format("c", "") + '<testcase name="d" classname="T" status="notrun"/>',
+        "x_4_of_4": '<testcase name="zero/a"/><testcase name="zero/b"><error message="nothing moved"/></testcase>'
+        '<testcase name="zero/c"><skipped message="needs a GPU"/></testcase>',
     }
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(os.path.join(folder, "gtest"))
@@ -111,11 +117,12 @@ def self_test_of_shards():
         found = [(name.split(": ")[1], outcome) for name, outcome, _ in outcomes_of_report(os.path.join(folder, "junit.xml"))]
     expected = [
         [("T.a", "passed"), ("T.b", "skipped")],
-        [("T.c", "passed"), ("x_2_of_3", "failed")],
-        [("x_3_of_3", "failed")],
+        [("T.c", "passed"), ("x_2_of_4", "failed")],
+        [("x_3_of_4", "failed")],
+        [("case/zero/a", "passed"), ("case/zero/b", "failed"), ("case/zero/c", "skipped")],
     ]
     wrong = sum(any(item not in found for item in part) for part in expected)
-    if wrong or len(found) != 5:
+    if wrong or len(found) != 8:
         print(f"self-test: shards gave {found}")
     return wrong
 

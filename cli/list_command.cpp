@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <filesystem>
+#include <map>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -18,6 +23,8 @@
 
 namespace tandem {
 namespace {
+
+constexpr std::size_t kCasesInAPart = 24;
 
 std::string as_json(const CaseList& cases) {
   nlohmann::json json = {{"schema_version", 1},
@@ -39,24 +46,44 @@ std::string as_json(const CaseList& cases) {
   return json.dump(2) + "\n";
 }
 
-// One test per quick case, labelled with its suite, as a file that CTest includes.
-std::string as_ctest(const CaseList& cases, const std::string& program) {
+// Quick cases as a file that CTest includes, labelled with their suites: each a test of its own or, with a folder for their JUnit
+// reports, many in a process, since starting one takes as long as a short case. Timed ones run while nothing else does.
+std::string as_ctest(const CaseList& cases, const std::string& program, const std::string& reports) {
   std::string text;
+  const auto add = [&](const std::string& test, const std::string& suite, const std::string& names, bool timed, int seconds) {
+    text += fmt::format("add_test([[{}]] [[{}]] run {}--without-peak", test, program, names);
+    if (!reports.empty()) text += fmt::format(" --junit [[{}/{}.xml]]", reports, test);
+    text += fmt::format(")\nset_tests_properties([[{}]] PROPERTIES LABELS {} TIMEOUT {}{}", test, suite, seconds,
+                        timed ? " RUN_SERIAL TRUE" : "");
+    if (reports.empty()) text += " SKIP_REGULAR_EXPRESSION \"0 passed, 0 failed, 1 skipped\"";
+    text += ")\n";
+  };
+  std::map<std::pair<std::string, bool>, std::vector<std::string>> groups;
   for (const Case& entry : cases) {
     if (!entry.quick) continue;
-    text += fmt::format("add_test([[case/{0}]] [[{1}]] run [[{0}]] --without-peak)\n", entry.name, program);
-    text += fmt::format(
-        "set_tests_properties([[case/{}]] PROPERTIES LABELS {} TIMEOUT 300 {} SKIP_REGULAR_EXPRESSION \"0 passed, 0 failed, 1 "
-        "skipped\")\n",
-        entry.name, entry.suite, entry.timed ? "RUN_SERIAL TRUE" : "");
+    if (reports.empty()) {
+      add("case/" + entry.name, entry.suite, fmt::format("[[{}]] ", entry.name), entry.timed, 300);
+    } else {
+      groups[{entry.suite, entry.timed}].push_back(entry.name);
+    }
+  }
+  for (const auto& [key, names] : groups) {
+    const auto& [suite, timed] = key;
+    const std::size_t parts = (names.size() + kCasesInAPart - 1) / kCasesInAPart;
+    for (std::size_t part = 0; part < parts; ++part) {
+      std::string chosen;
+      for (std::size_t i = part; i < names.size(); i += parts) chosen += fmt::format("[[{}]] ", names[i]);
+      add(fmt::format("{}_{}cases_{}_of_{}", suite, timed ? "timed_" : "", part + 1, parts), suite, chosen, timed, 600);
+    }
   }
   return text;
 }
 
-int list_action(const CommandLine& line, const std::string& json_file, const std::string& ctest_file) {
+int list_action(const CommandLine& line, const std::string& json_file, const std::string& ctest_file,
+                const std::string& reports) {
   const CaseList cases = all_cases(line.suites);
   if (!ctest_file.empty()) {
-    write_output(ctest_file, as_ctest(cases, std::filesystem::read_symlink("/proc/self/exe").string()));
+    write_output(ctest_file, as_ctest(cases, std::filesystem::read_symlink("/proc/self/exe").string(), reports));
     return kGood;
   }
   if (!json_file.empty()) {
@@ -94,11 +121,15 @@ void add_list_command(CommandLine& line) {
       line.app.add_subcommand("list", "Suites, cases, pitfalls, models, clusters, published tables, transports and links");
   const auto json_file = std::make_shared<std::string>();
   const auto ctest_file = std::make_shared<std::string>();
+  const auto reports = std::make_shared<std::string>();
   command->add_option("--json", *json_file, "write JSON to this file; - is standard output");
   command->add_option("--ctest", *ctest_file, "write the quick cases as CTest entries (used by the build)");
+  command
+      ->add_option("--ctest-reports", *reports, "with --ctest: many cases in a process, which writes JUnit XML into this folder")
+      ->needs("--ctest");
   command->footer("Example:\n  tandem list --json -");
-  command->callback([&line, json_file, ctest_file] {
-    line.action = [&line, json_file, ctest_file] { return list_action(line, *json_file, *ctest_file); };
+  command->callback([&line, json_file, ctest_file, reports] {
+    line.action = [&line, json_file, ctest_file, reports] { return list_action(line, *json_file, *ctest_file, *reports); };
   });
 }
 

@@ -75,7 +75,8 @@ else()
 endif()
 
 # With a sanitizer, the tests that tell the most about what it looks for; all of them with TANDEM_ALL_TESTS (nightly). Memory:
-# not the engine's long compositions, whose parts have tests of their own, nor collectives, which the other has. Threads: only what has several.
+# what reads files, packs and cuts; not the engine's long compositions, whose parts have tests of their own, nor what the other has.
+# Threads: only what has several.
 if(TANDEM_SANITIZE STREQUAL "thread")
   set(TANDEM_LEFT_OUT /optimized/compression/ "/data_pipeline/(epoch_order|prepare|text_source|token_part)_test" /optimized/tensor_parallel/ /optimized/memory/
                       /optimized/loss_scaling/ /optimized/expert_parallel/ /optimized/context_parallel/
@@ -85,12 +86,14 @@ if(TANDEM_SANITIZE STREQUAL "thread")
                       /comm/device_ /engine/device_test /engine/reservations_test /recovery/faulty_device)
 else()
   set(TANDEM_LEFT_OUT /engine/composition_test /engine/random_plans_test /engine/overlap_faults_test /engine/tensor_chunks_test
-                      /engine/lower_test /checkpoint_layouts_test /comm/collectives_test /comm/adversary_order_test
-                      /comm/device_ /engine/device_test /engine/reservations_test /recovery/faulty_device)
+                      /engine/lower_test /checkpoint_layouts_test /optimized/comm/ /optimized/recovery/
+                      /optimized/anomaly/ /optimized/monitoring/ /optimized/training/ /optimized/pipeline_parallel/
+                      /engine/device_test /engine/reservations_test)
 endif()
 
 # TANDEM_UNITY: files are compiled a few at a time, so that headers are read once: half the time of a build from nothing.
 option(TANDEM_UNITY "Compile several source files as one (needs Python)" ON)
+set(TANDEM_UNITY_SIZE 12 CACHE STRING "At most so many files are compiled as one")
 if(TANDEM_UNITY)
   find_package(Python3 COMPONENTS Interpreter QUIET)
   if(NOT Python3_FOUND)
@@ -103,7 +106,7 @@ function(tandem_unity target)
   if(NOT TANDEM_UNITY OR NOT Python3_FOUND OR NOT ARGN)
     return()
   endif()
-  execute_process(COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/unity.py 6 ${ARGN} OUTPUT_VARIABLE groups
+  execute_process(COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/unity.py ${TANDEM_UNITY_SIZE} ${ARGN} OUTPUT_VARIABLE groups
                   COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX MATCHALL "[^\n]+" groups "${groups}")
   foreach(line IN LISTS groups)
@@ -126,6 +129,9 @@ mark_as_advanced(TANDEM_COLD)
 if(TANDEM_SANITIZE)
   set(TANDEM_COLD -O0)
 endif()
+# A test's own files only ask and compare; but those of reference/ are loops over templates.
+set(TANDEM_TEST_FILES $<$<CONFIG:Release>:-O0> CACHE STRING "Optimization of the tests' own files")
+mark_as_advanced(TANDEM_TEST_FILES)
 function(tandem_folder name)
   cmake_parse_arguments(arg "COLD;ALONE" "" "LINKS;PRIVATE_LINKS;TEST_LINKS;EXCLUDE;COLD_FILES" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
@@ -186,7 +192,11 @@ function(tandem_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_LINKS} GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  target_compile_options(${name} PRIVATE ${TANDEM_COLD})
+  if(TANDEM_SANITIZE OR arg_LABEL STREQUAL "reference")
+    target_compile_options(${name} PRIVATE ${TANDEM_COLD})
+  else()
+    target_compile_options(${name} PRIVATE ${TANDEM_TEST_FILES})
+  endif()
   tandem_unity(${name} ${arg_SOURCES})
   if(TANDEM_UNITY)
     target_compile_options(${name} PRIVATE -Wno-shadow)  # a local name is free to be another file's private one

@@ -9,6 +9,7 @@
 
 #include "harness/case.h"
 #include "harness/measurement.h"
+#include "harness/other_load.h"
 #include "harness/verdict.h"
 
 namespace tandem {
@@ -43,6 +44,7 @@ struct RunnerOptions {
   std::function<void(CaseResult&)> agree;
   const std::atomic<bool>* interrupted = nullptr;  ///< borrowed; looked at between cases
   bool keep_spans = false;
+  std::function<double()> cpu_seconds_of_others = &tandem::cpu_seconds_of_others;  ///< only tests have another
 };
 
 struct RunOutcome {
@@ -50,9 +52,13 @@ struct RunOutcome {
   bool interrupted = false;         ///< stopped before the last case
 };
 
+/// Cores that other programs may take on average while a case measures time: half of what a single noisy neighbour would.
+inline constexpr double kBusyCores = 0.1;
+
 /// Runs one case: skips it with the reason where it is unavailable, executes, judges and measures it. An exception of the case is
 /// a `fail` with its text (check "exception"); a measurement beyond physics is `invalid` (check "measurement"). A `fail` is
-/// localised where the case can.
+/// localised where the case can. A timed case (Case::timed) whose property does not hold while other programs took more than
+/// kBusyCores of the machine is a `skip` that says so, unless a pitfall is planted: neither a pass nor a fault of the code.
 [[nodiscard]] CaseResult run_case(const Case& entry, const RunnerOptions& options);
 
 /// Runs the cases in order. No case stops another; the interruption flag stops between cases and keeps what was done.

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <chrono>
 #include <cmath>
 #include <stdexcept>
 
@@ -188,6 +190,52 @@ TEST(Runner, GivesNoNumbersWithoutAPass) {
   EXPECT_DOUBLE_EQ(of_good.measurements->tokens_per_second, 100);
   EXPECT_EQ(of_good.spans_by_rank.size(), 2U);
   EXPECT_FALSE(run_case(bad, options).measurements.has_value());
+}
+
+TEST(Runner, BlamesABusyMachineForTimesOnly) {
+  Case entry = named("a/b");
+  entry.timed = true;
+  entry.execute = [](const RunContext&) {
+    CaseEvidence evidence = MadeUpCase().evidence;
+    evidence.properties.push_back({"step_seconds", 3, Relation::at_most, 2, "", -1, ""});
+    return evidence;
+  };
+  RunnerOptions options;
+  double seconds = 0;
+  options.cpu_seconds_of_others = [&] { return seconds += 1e6; };
+  const CaseResult busy = run_case(entry, options);
+  EXPECT_EQ(busy.verdict.status, Status::skip);
+  EXPECT_TRUE(has(busy.verdict.reason, "the machine is busy: other programs took"));
+  EXPECT_TRUE(has(busy.verdict.reason, "step_seconds"));
+
+  options.context.pitfalls = PitfallSet(std::array{Pitfall::gelu_with_erf});
+  EXPECT_EQ(run_case(entry, options).verdict.status, Status::fail) << "a planted fault must be caught";
+  options.context.pitfalls = {};
+  options.context.world.transport = "mpi";
+  EXPECT_EQ(run_case(entry, options).verdict.status, Status::fail) << "other ranks are no other programs";
+  options.context.world.transport = "threads";
+  options.cpu_seconds_of_others = [] { return 7.0; };
+  EXPECT_EQ(run_case(entry, options).verdict.status, Status::fail) << "nobody else ran";
+
+  options.cpu_seconds_of_others = [&] { return seconds += 1e6; };
+  entry.execute = [](const RunContext&) {
+    CaseEvidence evidence = MadeUpCase().evidence;
+    for (double& value : MadeUpCase::values(evidence.candidate, "gradients", evidence.candidate->stages[0].tensors[0].name))
+      value *= 2;
+    return evidence;
+  };
+  EXPECT_EQ(run_case(entry, options).verdict.status, Status::fail) << "gradients do not depend on what else runs";
+  entry.timed = false;
+  EXPECT_EQ(run_case(entry, options).verdict.status, Status::fail);
+}
+
+TEST(Runner, CountsTheWorkOfOthersOnly) {
+  const double before = cpu_seconds_of_others();
+  EXPECT_GE(before, 0);
+  const auto begin = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(60)) {
+  }
+  EXPECT_GE(cpu_seconds_of_others() - before, -0.03) << "own work is taken off, but for a tick or two";
 }
 
 Localisation somewhere() { return {"h.1.attn.c_proj", 1, "attention_out", "forward", 3, "[0:4, 0:8]", 1, 0.021, 6e-7, 3.5e4}; }

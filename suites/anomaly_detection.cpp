@@ -234,6 +234,7 @@ Case clean_case(int seeds, std::int64_t steps, bool quick) {
   Case result =
       anomaly_case(fmt::format("clean/steps{}", seeds * steps), "runs in which nothing is wrong: nothing is found", variant);
   result.quick = quick;
+  result.timed = true;
   result.execute = [=](const RunContext& context) {
     double of_numbers = 0;
     double of_times = 0;
