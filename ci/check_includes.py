@@ -2,8 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fails on an #include against the arrows of the house, on a circular one, and on a library outside its room.
 
-    check_includes.py [--root DIR]      checks the tree
+    check_includes.py [--root DIR]      checks the tree, and that the graph in docs/architecture.md is the tree's
+    check_includes.py --graph           prints that graph: the rooms, and the folders of optimized/
     check_includes.py --self-test       plants wrong includes in a copy of a small tree and demands that each is found
+
+Inside a room a folder may include those on lower floors, where the room's floors are declared, else the folders around it. Source files
+may include their folder's subfolders too: they choose among them.
 
 Tests (x_test.cpp), what only they use (test_support.h, x_test_support.h) and benchmarks (x_bench.cpp) are exempt from the arrows, since they compare
 rooms.
@@ -25,6 +29,33 @@ ARROWS = {
     "suites": ["core", "reference", "optimized", "harness"],
     "cli": ["core", "suites", "harness", "optimized"],
 }
+
+# The folders of a room, lowest floor first; those on one floor do not know each other. "." is what lies in the room itself.
+FLOORS = {
+    "optimized": [
+        ["collectives", "context_parallel", "expert_parallel", "memory", "monitoring", "pipeline_parallel", "storage", "tensor_parallel"],
+        ["comm"],
+        ["comm/adversary", "comm/threads"],
+        ["comm/messages"],
+        ["comm/mpi"],
+        ["comm/nccl"],
+        ["."],
+        ["compression", "data_pipeline", "hybrid_parallel", "loss_scaling"],
+        ["data_parallel"],
+        ["zero"],
+        ["engine"],
+        ["checkpoint", "scaling"],
+        ["anomaly", "probe", "recovery"],
+        ["training"],
+    ],
+    # simt/ stands in for CUDA's own headers and runtime, so that each of the two includes the other.
+    "kernels": [["."], ["cpu/simd"], ["cpu"], ["cuda", "simt"], ["cuda/bench"]],
+}
+ONE_FOLDER = [{"kernels/cuda", "kernels/simt"}]
+
+GRAPH_IN = "docs/architecture.md"
+OWN_FILES = "own_files"  # of optimized/ itself
+GRAPH_BLOCK = re.compile(r"```mermaid\n.*?```\n", re.DOTALL)
 
 # Libraries that belong to some rooms only, or to .cpp files only since they are slow to compile.
 ROOMS_OF_LIBRARY = {
@@ -52,6 +83,32 @@ def house_files(root):
     for room in ARROWS:
         files += [p for p in (root / room).rglob("*") if p.suffix in SUFFIXES] if (root / room).is_dir() else []
     return sorted(files)
+
+
+def folder_of(name):
+    return name.rsplit("/", 1)[0]
+
+
+def floor_of(folder):
+    """The number of the floor, from 0 at the bottom; None where none is declared."""
+    room, _, inner = folder.partition("/")
+    return next((floor for floor, folders in enumerate(FLOORS.get(room, [])) if (inner or ".") in folders), None)
+
+
+def folder_problem(where, name, target):
+    """What is wrong with an include between two folders of one room, or None."""
+    here, there = folder_of(name), folder_of(target)
+    if here == there or {here, there} in ONE_FOLDER or (there.startswith(here + "/") and name.endswith(".cpp")):
+        return None
+    floors = floor_of(here), floor_of(there)
+    if None not in floors:
+        return None if floors[0] > floors[1] else f"{where}: {here} must not include {there} ({target}), which is on no lower floor"
+    if here.startswith(there + "/"):
+        return None
+    if there.startswith(here + "/"):
+        return f"{where}: a header must not include its folder's subfolder ({target}); a source file may"
+    unknown = here if floors[0] is None else there
+    return f"{where}: {unknown} has no floor; declare it in FLOORS of ci/check_includes.py ({target})"
 
 
 def library_problems(where, path, room, target):
@@ -89,6 +146,8 @@ def check_file(root, path, edges):
         if target_room != room and target_room not in ARROWS[room] and not is_exempt(path):
             allowed = ", ".join([room, *ARROWS[room]])
             problems.append(f"{where}: {room} must not include {target_room} ({target}); it may include: {allowed}")
+        if target_room == room and not is_exempt(path) and (problem := folder_problem(where, name, target)):
+            problems.append(problem)
         if is_exempt(pathlib.PurePath(target)) and not is_exempt(path):
             problems.append(f"{where}: {target} is for tests only")
     return problems
@@ -115,11 +174,59 @@ def cycles(edges):
     return problems
 
 
+def without_detours(arrows):
+    """The arrows (from -> set of to) but those that others make up together; there must be no circle."""
+
+    def reachable(node):
+        found, left = set(), list(arrows.get(node, ()))
+        while left:
+            if (next_node := left.pop()) not in found:
+                found.add(next_node)
+                left += arrows.get(next_node, ())
+        return found
+
+    return {node: {to for to in tos if not any(to in reachable(other) for other in tos - {to})} for node, tos in arrows.items()}
+
+
+def box_of(name):
+    """What a file belongs to in the graph: a folder of optimized/ with its subfolders, that room's own files, or a whole room."""
+    room, *inner = name.split("/")
+    if room != "optimized":
+        return room
+    return inner[0] if len(inner) > 1 else OWN_FILES
+
+
+def graph(root):
+    """The include graph in Mermaid's language: from who includes to what is included, arrows that follow from others left out."""
+    files = [path for path in house_files(root) if not is_exempt(path)]
+    arrows = {box_of(path.relative_to(root).as_posix()): set() for path in files}
+    for path in files:
+        here = box_of(path.relative_to(root).as_posix())
+        for _, target in INCLUDE.findall(path.read_text(encoding="utf-8", errors="replace")):
+            there = box_of(target)
+            if here != there and there in arrows and (root / target).is_file():
+                arrows[here].add(there)
+    lines = ["flowchart TD", "  subgraph optimized"]
+    lines += [f"    {box}" + ('["optimized/*.h"]' if box == OWN_FILES else "") for box in sorted(arrows) if box not in ARROWS]
+    lines.append("  end")
+    lines += [f"  {box} --> {' & '.join(sorted(targets))}" for box, targets in sorted(without_detours(arrows).items()) if targets]
+    return "\n".join(lines) + "\n"
+
+
+def graph_problems(root):
+    if not (root / GRAPH_IN).is_file():
+        return []
+    drawn = GRAPH_BLOCK.search((root / GRAPH_IN).read_text(encoding="utf-8"))
+    if drawn and drawn.group() == f"```mermaid\n{graph(root)}```\n":
+        return []
+    return [f"{GRAPH_IN}: its include graph is not the tree's; put there what ci/check_includes.py --graph prints"]
+
+
 def check(root):
     files = house_files(root)
     edges = {}
-    problems = [problem for path in files for problem in check_file(root, path, edges)]
-    return len(files), problems + cycles(edges)
+    problems = [problem for path in files for problem in check_file(root, path, edges)] + cycles(edges)
+    return len(files), problems if problems else graph_problems(root)
 
 
 def write_small_tree(root):
@@ -128,6 +235,14 @@ def write_small_tree(root):
         (root / room / "a.h").write_text("#pragma once\n")
     (root / "optimized/a.cpp").write_text('#include "core/a.h"\n#include "kernels/a.h"\n')
     (root / "kernels/a_test.cpp").write_text('#include "reference/a.h"\n')
+    for folder in ("optimized/engine", "optimized/zero", "optimized/comm/mpi", "optimized/novel", "harness/report", "docs"):
+        (root / folder).mkdir(parents=True)
+    for folder in ("optimized/engine", "optimized/comm/mpi", "harness/report"):
+        (root / folder / "a.h").write_text("#pragma once\n")
+    (root / "optimized/comm/a.cpp").write_text('#include "optimized/comm/mpi/a.h"\n')
+    (root / "optimized/comm/mpi/a.cpp").write_text('#include "optimized/comm/mpi/a.h"\n')
+    (root / "optimized/engine/a.cpp").write_text('#include "optimized/a.h"\n#include "optimized/comm/mpi/a.h"\n')
+    (root / "harness/report/a.cpp").write_text('#include "harness/a.h"\n')
     (root / "suites/a.cpp").write_text('#include "reference/a.h"\n#include "optimized/a.h"\n#include "harness/a.h"\n')
 
 
@@ -144,6 +259,12 @@ def self_test():
         ("core/e.h", "#include <nlohmann/json.hpp>\n", "slow to compile"),
         ("harness/c.cpp", "#include <CLI/CLI.hpp>\n", "belongs into cli"),
         ("harness/d.cpp", "#include <core/a.h>\n", "write it in quotes"),
+        ("optimized/zero/b.h", '#include "optimized/engine/a.h"\n', "must not include optimized/engine"),
+        ("optimized/comm/b.h", '#include "optimized/comm/mpi/a.h"\n', "must not include optimized/comm/mpi"),
+        ("optimized/comm/b.cpp", '#include "optimized/a.h"\n', "must not include optimized (optimized/a.h)"),
+        ("optimized/novel/b.h", '#include "optimized/engine/a.h"\n', "optimized/novel has no floor"),
+        ("harness/b.h", '#include "harness/report/a.h"\n', "a header must not include its folder's subfolder"),
+        ("docs/architecture.md", "```mermaid\nflowchart TD\n```\n", "its include graph is not the tree's"),
     ]
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -167,10 +288,14 @@ def self_test():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
+    parser.add_argument("--graph", action="store_true")
     parser.add_argument("--self-test", action="store_true")
     arguments = parser.parse_args()
     if arguments.self_test:
         return self_test()
+    if arguments.graph:
+        print(graph(arguments.root), end="")
+        return 0
     num_files, problems = check(arguments.root)
     for problem in problems:
         print(problem)

@@ -6,7 +6,8 @@
     check_tree.py --self-test     plants each kind of fault in a small tree and demands that it is found
 
 In C++ and CUDA files: an SPDX line first, at most 400 lines a file, at most 60 lines a function. In headers: no type of the same name
-as another one of the namespace, since the linker takes either's functions for both, without a word. In every text file: no absolute path
+as another one of the namespace, since the linker takes either's functions for both, without a word; and no struct or class without any
+comment, before it or at a member. In every text file: no absolute path
 of somebody's machine, no words that mark unfinished work.
 """
 
@@ -31,6 +32,10 @@ NOT_A_FUNCTION = re.compile(r"^\s*(?:namespace|class|struct|union|enum|extern)\b
 
 # A type of namespace scope; those of reference/ have a namespace of their own, those for tests are linked into one program each.
 TYPE = re.compile(r"^(?:struct|class|enum class) (\w+)(?: final)?\s*(?:\{|:[^:])", re.MULTILINE)
+
+
+# As above, with what stands before it; a specialisation (`struct Of<A> {`) is what its template says.
+COMMENTED_TYPE = re.compile(r"^(?:template <[^\n]*>\n)?(?:struct|class) (\w+)(?: final)?\s*(?:\{|:[^:])", re.MULTILINE)
 
 
 def text_files(root):
@@ -121,9 +126,26 @@ def types_of_one_name(root, files):
     return problems
 
 
+def types_without_comment(root, files):
+    problems = []
+    for path in files:
+        if path.suffix != ".h" or "test" in path.stem:
+            continue
+        text = path.read_text(encoding="utf-8")
+        for match in COMMENTED_TYPE.finditer(text):
+            before = text[: match.start()].rstrip("\n").rsplit("\n", 1)[-1]
+            end = text.find("\n};", match.end())
+            if not before.lstrip().startswith("//") and "//" not in text[match.end() : end]:
+                name = path.relative_to(root).as_posix()
+                line = text.count("\n", 0, match.start()) + 1
+                problems.append(f"{name}:{line}: {match.group(1)} has no comment: what is it, in which units, who owns what")
+    return problems
+
+
 def check(root):
     files = list(text_files(root))
-    return len(files), [problem for path in files for problem in check_file(root, path)] + types_of_one_name(root, files)
+    problems = [problem for path in files for problem in check_file(root, path)]
+    return len(files), problems + types_of_one_name(root, files) + types_without_comment(root, files)
 
 
 def self_test():
@@ -133,11 +155,12 @@ def self_test():
         ("a.cpp", "int a;\n", "SPDX"),
         ("a.cpp", spdx + "int a;\n" * MAX_FILE_LINES, f"at most {MAX_FILE_LINES}"),
         ("a.cpp", spdx + "namespace n {\nvoid f(int a,\n       int b) {\n" + body * 60 + "}\n}\n", "a function of 63 lines"),
-        ("a.h", spdx + "class C {\n public:\n  C() : a_(1) {\n" + body * 60 + "  }\n};\n", "a function of 62 lines"),
+        ("a.h", spdx + "/// C.\nclass C {\n public:\n  C() : a_(1) {\n" + body * 60 + "  }\n};\n", "a function of 62 lines"),
         ("a.cpp", spdx + "C::C(int a)\n    : a_{a}, b_{2} {\n" + body * 60 + "}\n", "a function of 63 lines"),
         ("a.md", "see " + "/" + "work/notes.md\n", "an absolute path"),
         ("a.py", "# TO" + "DO later\n", "unfinished"),
-        ("b.h", spdx + "struct Known {\n};\n", "another type in a.h"),
+        ("b.h", spdx + "/// A.\nstruct Known {\n};\n", "another type in a.h"),
+        ("a.h", spdx + "/// A.\nint a;\n\ntemplate <class T>\nstruct Bare {\n  int a;\n};\nstruct Told {\n  int a;  ///< b\n};\n", "Bare has no"),
     ]
     clean = spdx + "namespace n {\n" + ("void f() {\n" + body * 58 + "}\n") * 3 + "struct S {\n" + "  int a;\n" * 80 + "};\n}\n"
     failures = 0
@@ -147,7 +170,7 @@ def self_test():
             root.mkdir()
             (root / file).write_text(text)
             if file == "b.h":
-                (root / "a.h").write_text(spdx + "class Known : public Other {\n};\n")
+                (root / "a.h").write_text(spdx + "/// A.\nclass Known : public Other {\n};\n")
             problems = check(root)[1]
             right = problems == [] if expected is None else any(expected in problem for problem in problems)
             if not right:

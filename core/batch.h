@@ -38,7 +38,7 @@ struct Batch {
 /// Throws InputError where an id or a valid target is outside [0, vocabulary), naming row and position.
 void validate_tokens(const Batch& batch, std::int64_t vocabulary);
 
-struct Interval {
+struct Interval {  ///< [begin, end)
   std::int64_t begin = 0;
   std::int64_t end = 0;
   [[nodiscard]] std::int64_t size() const noexcept { return end - begin; }

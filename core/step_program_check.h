@@ -60,7 +60,7 @@ void check_gradients(const StepProgram& program, int rank, const ProgramExpectat
 /// With ZeRO: the gradients and parameters of buckets whose ranks keep parts.
 void check_zero(const StepProgram& program, int rank, const ProgramExpectation& expectation, Problems& problems);
 
-struct MemoryFacts {
+struct MemoryFacts {  ///< of one rank: bytes allocated and not yet freed; micro-batches whose backward is still to come
   std::int64_t peak_bytes = 0;
   BytesByCategory peak_bytes_by_category{};
   int peak_in_flight = 0;

@@ -15,8 +15,8 @@ inline constexpr std::int32_t kEndOfDocument = 0;
 
 struct Tokenizer {
   std::string name;
-  std::int64_t vocabulary = 0;
-  std::int32_t end_of_document = 0;
+  std::int64_t vocabulary = 0;       ///< token ids are [0, vocabulary)
+  std::int32_t end_of_document = 0;  ///< the token that ends each document
 };
 
 /// "bytes". Throws InputError on any other name, listing those that exist.

@@ -91,7 +91,9 @@ LinkProfile profile_from(const std::string& text, const std::string& source) {
   Json json;
   try {
     json = Json::parse(text);
-  } catch (const Json::exception& error) {
+  } catch (const Json::parse_error& error) {
+    throw InputError(fmt::format("{}: not JSON at byte {} of {}: truncated or damaged", source, error.byte, text.size()));
+  } catch (const Json::exception& error) {  // a number too large for a double
     throw InputError(fmt::format("{}: not JSON: {}", source, error.what()));
   }
   const ObjectReader reader(json, source, "");
@@ -202,6 +204,7 @@ std::string WorldSettings::describe() const {
   if (link) text += fmt::format(", link {}", tandem::describe(*link));
   if (algorithm != CollectiveAlgorithm::direct) text += fmt::format(", algorithm {}", name(algorithm));
   if (adversary) text += fmt::format(", adversary {}", adversary->seed);
+  if (own_parts) text += ", own " + own_parts->name;
   return text;
 }
 

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "core/own_parts.h"
 
 namespace tandem {
 
@@ -75,7 +78,8 @@ struct WorldSettings {
   std::optional<LinkProfile> link{};                            ///< threads only
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::direct;  ///< of messages; threads without a link share memory
   std::optional<AdversaryScript> adversary{};
-  double deadline_seconds = 0;  ///< of each operation; 0: what the caller of run_world() thinks right
+  double deadline_seconds = 0;                  ///< of each operation; 0: what the caller of run_world() thinks right
+  std::shared_ptr<const OwnParts> own_parts{};  ///< somebody's own code instead of this program's; null: none
   friend bool operator==(const WorldSettings&, const WorldSettings&) = default;
 
   /// "threads", "mpi", "threads, link pcie-100gbe dilated 20 x, adversary 3": for results and tables.

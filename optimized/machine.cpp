@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -10,8 +11,9 @@
 #include "optimized/comm/nccl/nccl_world.h"
 
 namespace tandem {
+namespace {
 
-std::unique_ptr<Kernels> make_kernels(const TrainingPlan& plan, const MachineChoice& choice) {
+std::unique_ptr<Kernels> kernels_of_this_program(const TrainingPlan& plan, const MachineChoice& choice) {
   const DType products = plan.numerics.autocast() ? plan.numerics.compute : DType::f32;
   if (choice.backend == "cpu") {
     return make_cpu_kernels({.threads = plan.threads_per_rank, .pitfalls = choice.pitfalls, .products = products});
@@ -20,6 +22,16 @@ std::unique_ptr<Kernels> make_kernels(const TrainingPlan& plan, const MachineCho
   return make_cuda_kernels(
       choice.backend,
       {.device = choice.device, .pitfalls = choice.pitfalls, .products = products, .fuse_gelu = choice.fuse_gelu});
+}
+
+}  // namespace
+
+std::unique_ptr<Kernels> make_kernels(const TrainingPlan& plan, const MachineChoice& choice) {
+  std::unique_ptr<Kernels> kernels = kernels_of_this_program(plan, choice);
+  if (!choice.own_parts || !choice.own_parts->kernels) return kernels;
+  std::unique_ptr<Kernels> own = choice.own_parts->kernels(std::move(kernels));
+  TANDEM_CHECK(own != nullptr, fmt::format("own parts '{}' made no kernels", choice.own_parts->name));
+  return own;
 }
 
 std::unique_ptr<Kernels> make_kernels(const TrainingPlan& plan, const PitfallSet& pitfalls) {

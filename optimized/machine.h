@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/gpu_peaks.h"
+#include "core/own_parts.h"
 #include "core/plan.h"
 #include "kernels/kernels.h"
 
@@ -20,6 +21,7 @@ struct MachineChoice {
   /// Of a GPU: gelu within the matrix product where that is faster. Its bits are then not those of a gelu that is computed again
   /// alone, as selective recomputation does.
   bool fuse_gelu = false;
+  std::shared_ptr<const OwnParts> own_parts = {};  ///< whose kernels stand around those; null: nobody's
 };
 
 /// The kernels that a rank of this plan computes with. Throws InputError where the backend is not available here.

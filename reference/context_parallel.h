@@ -20,6 +20,7 @@
 /// gradients), n = rows * S * hidden. A rank's loss and gradients are those of its own tokens: they are summed over ranks.
 namespace tandem::reference {
 
+/// Every row is cut into 2 ranks chunks, of which rank r holds the r-th and the r-th from the end.
 struct ContextParallelLayout {
   int ranks = 1;
 };
@@ -43,7 +44,7 @@ struct ContextParallelExchanges {
 
 template <class Real>
 struct ContextParallelStep {
-  std::vector<RankGradients<Real>> ranks;
+  std::vector<RankGradients<Real>> ranks;  ///< each rank's own tokens, before the sum over ranks
   ContextParallelExchanges exchanges;
 };
 

@@ -52,6 +52,7 @@ template <class Real>
 void layer_norm_backward(std::span<const Real> x, std::span<const Real> weight, NormStatistics<const Real> statistics,
                          std::span<const Real> dy, std::span<Real> dx, std::span<Real> dweight, std::span<Real> dbias);
 
+/// Of the matrices of a linear layer: x [rows, in], weight [in, out], y [rows, out].
 struct LinearSize {
   std::int64_t rows;
   std::int64_t in;

@@ -24,8 +24,8 @@
 namespace tandem::reference {
 
 struct PipelineParallelLayout {
-  PipelineLayout stages;
-  int micro_batches = 1;
+  PipelineLayout stages;  ///< which layers lie on which rank and chunk
+  int micro_batches = 1;  ///< that the rows of the batch are cut into
 };
 
 /// Consecutive stages of these numbers of layers, on ranks as PipelineLayout says. Throws ContractError where they are not the

@@ -64,15 +64,6 @@ double zero_model_state_bytes(double parameters, int ranks, int stage, double op
   }
 }
 
-double zero_bytes_sent(double parameters, int ranks, int stage) {
-  require_ranks(ranks);
-  TANDEM_CHECK(stage >= 0 && stage <= 3, fmt::format("there is no stage {} of ZeRO", stage));
-  const double one_pass = 2 * parameters * (ranks - 1) / ranks;  // a reduce-scatter of gradients, or a gather of parameters
-  // Stages 0 to 2: gradients are scattered, then either they or the parameters are gathered. Stage 3 gathers for the forward and
-  // for the backward pass.
-  return (stage == 3 ? 3 : 2) * one_pass;
-}
-
 double layer_activation_bytes(const LayerSize& layer, Recomputation recomputation) {
   require_ranks(layer.tensor);
   const double sbh = layer.sequence * layer.rows * layer.hidden;

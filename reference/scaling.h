@@ -7,6 +7,7 @@
 /// source). Seconds, bytes, FLOPs; a link is alpha seconds a message and beta seconds a byte.
 namespace tandem::reference {
 
+/// A message of n bytes takes alpha_seconds + n beta_seconds_per_byte.
 struct Link {
   double alpha_seconds = 0;
   double beta_seconds_per_byte = 0;
@@ -29,14 +30,12 @@ struct Link {
 /// Bytes of model state per rank, N parameters over d ranks, K bytes of optimizer state a parameter (12: fp32 master and two
 /// moments): stage 0 (4 + K) N; 1: 4 N + K N / d; 2: 2 N + (2 + K) N / d; 3: (4 + K) N / d (Rajbhandari et al., SC 2020).
 [[nodiscard]] double zero_model_state_bytes(double parameters, int ranks, int stage, double optimizer_bytes = 12);
-/// Bytes that one rank sends per step for parameters and gradients in 16 bits: 2 N (d - 1) / d x 2 bytes, stage 3 x 3 / 2.
-[[nodiscard]] double zero_bytes_sent(double parameters, int ranks, int stage);
 
 /// Activation bytes of one layer in 16 bits, Korthikanti et al., MLSys 2023, table 2.
 enum class Recomputation : std::uint8_t { none, selective, full };
 struct LayerSize {
-  double sequence = 0, rows = 0, hidden = 0, heads = 0;
-  int tensor = 1;
+  double sequence = 0, rows = 0, hidden = 0, heads = 0;  ///< rows: of one micro-batch
+  int tensor = 1;                                        ///< degree of tensor parallelism
   bool sequence_parallel = false;
 };
 [[nodiscard]] double layer_activation_bytes(const LayerSize& layer, Recomputation recomputation);

@@ -59,13 +59,6 @@ TEST(ScalingZero, IsWhatThePaperStates) {
   EXPECT_THROW((void)zero_model_state_bytes(10, 5, 4), ContractError);
 }
 
-TEST(ScalingZero, SendsHalfAsMuchMoreInStageThree) {
-  EXPECT_DOUBLE_EQ(zero_bytes_sent(100, 4, 0), 300);  // 2 * 100 * 3 / 4 * 2
-  EXPECT_DOUBLE_EQ(zero_bytes_sent(100, 4, 2), 300);
-  EXPECT_DOUBLE_EQ(zero_bytes_sent(100, 4, 3), 450);
-  EXPECT_DOUBLE_EQ(zero_bytes_sent(100, 1, 3), 0);
-}
-
 TEST(ScalingActivations, AreThoseOfTheTable) {
   // s 8, b 1, h 4, a 2: s b h = 32, 5 a s / h = 20.
   LayerSize layer{.sequence = 8, .rows = 1, .hidden = 4, .heads = 2};

@@ -40,7 +40,7 @@ namespace tandem::reference {
 
 struct TensorParallelLayout {
   int ranks = 1;
-  bool sequence_parallel = false;
+  bool sequence_parallel = false;  ///< between the parallel parts each rank holds its own tokens, not all of them
 };
 
 /// How a parameter lies on the tensor ranks.

@@ -70,7 +70,7 @@ template <class Real>
 struct ZeroState {
   std::vector<ZeroUnit> units;
   std::vector<ZeroRank<Real>> ranks;
-  std::int64_t updates = 0;
+  std::int64_t updates = 0;  ///< steps done: Adam's t of the last one
 };
 /// Throws ContractError for another stage, for no ranks, and for parameters that are not the model's.
 template <class Real>

@@ -13,7 +13,7 @@
 #include "optimized/comm/exchange.h"
 #include "optimized/comm/world.h"
 #include "optimized/context_parallel/zigzag.h"
-#include "optimized/hybrid_parallel/whole_tensors.h"
+#include "optimized/engine/whole_tensors.h"
 #include "optimized/machine.h"
 #include "suites/evidence_bytes.h"
 #include "suites/evidence_stage.h"

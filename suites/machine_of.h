@@ -11,7 +11,10 @@ namespace tandem {
 
 /// What the ranks of a case compute on.
 [[nodiscard]] inline MachineChoice machine_of(const RunContext& context) {
-  return {context.backend, context.pitfalls, device_of(context.world.transport)};
+  return {.backend = context.backend,
+          .pitfalls = context.pitfalls,
+          .device = device_of(context.world.transport),
+          .own_parts = context.world.own_parts};
 }
 
 /// Case::unavailable of what says nothing about another backend than the CPU.

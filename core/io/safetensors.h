@@ -81,7 +81,7 @@ struct TensorHeading {
 
 struct NamedTensor {
   std::string name;
-  TensorView view;
+  TensorView view;  ///< borrowed until the file is written
 };
 
 /// Writes the tensors as one safetensors file, atomically. The bytes lie in the order of element size, largest first, then as

@@ -38,7 +38,8 @@ struct WorldOptions {
 /// nccl: likewise, with a GPU for each process; torchrun may have started it, too (nccl/nccl_world.h, and what is other than
 /// above in nccl/nccl_communicator.h).
 ///
-/// With an adversary every communicator, the parts of split() too, is wrapped (adversary.h).
+/// With an adversary every communicator, the parts of split() too, is wrapped (adversary.h). With own parts the body gets the
+/// communicator that they make of that.
 void run_world(const WorldOptions& options, const std::function<void(Communicator&)>& body);
 
 /// Ranks of the job and this process's place in it; {1, 0} for threads. mpi, nccl: joins the job at the first call.

@@ -106,6 +106,14 @@ std::function<void()> CompressedSync::start(int bucket, TensorView gradients, Pr
   }
   Communicator* const comm = axis == GroupAxis::gradient ? dense_.get() : experts_.get();
   std::packaged_task<void()> task([=, this, complete = memory_.mark()] {
+    // Before anybody can know that it is done: who leaves right then must not abort the others.
+    struct Finished {
+      CompressedSync& sync;
+      ~Finished() {
+        const std::scoped_lock lock(sync.mutex_);
+        sync.busy_ = false;
+      }
+    } const finished{*this};
     lane_->begin_after(*complete);
     reduce(*lane_, *comm, gradients, bucket, Progress::background);
     lane_->synchronize();
@@ -134,7 +142,6 @@ void CompressedSync::work(const std::stop_token& stop) {
     lock.unlock();
     task();
     lock.lock();
-    busy_ = false;
   }
 }
 

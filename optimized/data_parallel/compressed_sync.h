@@ -13,8 +13,8 @@
 
 #include "optimized/compression/compressed_reduction.h"
 #include "optimized/data_parallel/buckets.h"
-#include "optimized/engine/rank_context.h"
 #include "optimized/hybrid_parallel/process_groups.h"
+#include "optimized/rank_context.h"
 
 namespace tandem {
 

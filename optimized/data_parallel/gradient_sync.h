@@ -4,7 +4,7 @@
 #include "core/plan.h"
 #include "optimized/comm/communicator.h"
 #include "optimized/data_parallel/buckets.h"
-#include "optimized/engine/rank_context.h"
+#include "optimized/rank_context.h"
 
 namespace tandem {
 

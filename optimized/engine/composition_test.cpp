@@ -13,7 +13,7 @@
 #include "optimized/comm/world.h"
 #include "optimized/engine/engine.h"
 #include "optimized/engine/lower.h"
-#include "optimized/hybrid_parallel/whole_tensors.h"
+#include "optimized/engine/whole_tensors.h"
 #include "reference/training.h"
 
 namespace tandem {

@@ -18,10 +18,10 @@
 #include "optimized/engine/gpt_stage.h"
 #include "optimized/engine/graph_segments.h"
 #include "optimized/engine/parameter_store.h"
-#include "optimized/engine/rank_context.h"
 #include "optimized/engine/update_gate.h"
 #include "optimized/loss_scaling/fp8.h"
 #include "optimized/loss_scaling/loss_scaler.h"
+#include "optimized/rank_context.h"
 
 namespace tandem {
 

@@ -15,10 +15,10 @@
 #include "core/step_program.h"
 #include "optimized/engine/layout.h"
 #include "optimized/engine/parameter_store.h"
-#include "optimized/engine/rank_context.h"
 #include "optimized/expert_parallel/routing.h"
 #include "optimized/hybrid_parallel/process_groups.h"
 #include "optimized/loss_scaling/fp8.h"
+#include "optimized/rank_context.h"
 
 namespace tandem {
 

@@ -7,8 +7,8 @@
 
 #include "core/optimizer_config.h"
 #include "optimized/engine/parameter_store.h"
-#include "optimized/engine/rank_context.h"
 #include "optimized/hybrid_parallel/process_groups.h"
+#include "optimized/rank_context.h"
 
 namespace tandem {
 

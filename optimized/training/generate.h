@@ -10,7 +10,7 @@
 #include "core/model_config.h"
 #include "core/rng.h"
 #include "optimized/engine/parameter_store.h"
-#include "optimized/engine/rank_context.h"
+#include "optimized/rank_context.h"
 
 namespace tandem {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optimized/hybrid_parallel/whole_tensors.h"
+#include "optimized/engine/whole_tensors.h"
 
 #include "core/shard_runs.h"
 
