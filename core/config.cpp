@@ -163,6 +163,8 @@ Json parse_unique(std::string_view text, std::string_view source) {
   try {
     return Json::parse(text, watch);
   } catch (const Json::parse_error& error) {
+    if (text.empty())
+      throw InputError(fmt::format("{} is empty; a JSON object with sections such as \"model\" is needed", source));
     throw InputError(fmt::format("{} is not valid JSON, {}: {}", source, place_of(text, error.byte), reason_of(error)));
   } catch (const Json::exception& error) {
     throw InputError(fmt::format("{} cannot be read as JSON: {}", source, reason_of(error)));

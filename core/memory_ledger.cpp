@@ -26,10 +26,7 @@ void MemoryLedger::allocated(MemoryCategory category, std::int64_t bytes) {
   current_[index] += bytes;
   total_ += bytes;
   peak_[index] = std::max(peak_[index], current_[index]);
-  if (total_ > peak_total_) {
-    peak_total_ = total_;
-    at_peak_total_ = current_;
-  }
+  peak_total_ = std::max(peak_total_, total_);
 }
 
 void MemoryLedger::freed(MemoryCategory category, std::int64_t bytes) {
@@ -41,7 +38,6 @@ void MemoryLedger::freed(MemoryCategory category, std::int64_t bytes) {
 
 void MemoryLedger::reset_peaks() {
   peak_ = current_;
-  at_peak_total_ = current_;
   peak_total_ = total_;
 }
 

@@ -28,19 +28,17 @@ class MemoryLedger {
   /// Highest value that each category reached (at its own moment).
   [[nodiscard]] const BytesByCategory& peak() const noexcept { return peak_; }
   [[nodiscard]] std::int64_t peak_total() const noexcept { return peak_total_; }
-  /// Split of the moment at which the total was highest; adds up to peak_total().
-  [[nodiscard]] const BytesByCategory& at_peak_total() const noexcept { return at_peak_total_; }
   /// Starts peaks anew from what is allocated now.
   void reset_peaks();
 
   /// For core/io/binary.h.
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(current_, peak_, at_peak_total_, total_, peak_total_);
+    archive(current_, peak_, total_, peak_total_);
   }
 
  private:
-  BytesByCategory current_{}, peak_{}, at_peak_total_{};
+  BytesByCategory current_{}, peak_{};
   std::int64_t total_ = 0, peak_total_ = 0;
 };
 

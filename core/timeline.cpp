@@ -79,9 +79,4 @@ SpanScope::~SpanScope() {
   timeline_->record(std::move(span_));
 }
 
-void SpanScope::set_communication(Purpose purpose, std::int64_t bytes) noexcept {
-  span_.purpose = purpose;
-  span_.bytes = bytes;
-}
-
 }  // namespace tandem

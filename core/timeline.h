@@ -115,8 +115,6 @@ class SpanScope {
   SpanScope& operator=(const SpanScope&) = delete;
   ~SpanScope();
 
-  void set_communication(Purpose purpose, std::int64_t bytes) noexcept;
-
  private:
   ObservedRange range_;
   Timeline* timeline_;

@@ -16,8 +16,7 @@ TEST(Timeline, ScopeRecordsWhatItWasTold) {
   Timeline timeline;
   const std::int64_t before = Timeline::now_ns();
   {
-    SpanScope scope(&timeline, "all_reduce bucket 2", Activity::transfer, 5, Lane::communication);
-    scope.set_communication(Purpose::gradient, 4096);
+    const SpanScope scope(&timeline, "all_reduce bucket 2", Activity::transfer, 5, Lane::communication);
     EXPECT_TRUE(timeline.spans().empty());
   }
   const std::int64_t after = Timeline::now_ns();
@@ -26,9 +25,7 @@ TEST(Timeline, ScopeRecordsWhatItWasTold) {
   const Span span = timeline.spans().front();
   EXPECT_EQ(span.name, "all_reduce bucket 2");
   EXPECT_EQ(span.activity, Activity::transfer);
-  EXPECT_EQ(span.purpose, Purpose::gradient);
   EXPECT_EQ(span.lane, Lane::communication);
-  EXPECT_EQ(span.bytes, 4096);
   EXPECT_EQ(span.step, 5);
   EXPECT_LE(before, span.begin_ns);
   EXPECT_LE(span.begin_ns, span.end_ns);

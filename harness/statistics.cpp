@@ -41,20 +41,6 @@ std::vector<double> mann_whitney_chances(std::size_t n, std::size_t m) {
 
 }  // namespace
 
-double quantile(std::span<const double> sorted, double q) {
-  if (sorted.empty()) return kNaN;
-  const double position = q * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<std::size_t>(position);
-  if (below + 1 >= sorted.size()) return sorted.back();
-  const double fraction = position - static_cast<double>(below);
-  return sorted[below] + fraction * (sorted[below + 1] - sorted[below]);
-}
-
-double median(std::vector<double> samples) {
-  std::ranges::sort(samples);
-  return quantile(samples, 0.5);
-}
-
 ConfidenceInterval bootstrap95(const std::function<double(CounterRng&)>& statistic) {
   CounterRng rng(kBootstrapSeed, "bootstrap");
   std::vector<double> values(kBootstrapResamples);

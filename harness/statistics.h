@@ -2,17 +2,14 @@
 #pragma once
 
 #include <functional>
-#include <span>
 #include <vector>
 
+#include "core/quantile.h"
 #include "core/rng.h"
 
 namespace tandem {
 
-/// Quantile q in [0, 1] of sorted samples, interpolated linearly between the two nearest: position q (n - 1). NaN when empty.
-[[nodiscard]] double quantile(std::span<const double> sorted, double q);
-[[nodiscard]] double median(std::vector<double> samples);
-
+/// Of 95 %; NaN where nothing was measured.
 struct ConfidenceInterval {
   double low = 0, high = 0;
 };

@@ -15,6 +15,9 @@ struct CodeCall {
   std::span<float> new_residual;    ///< as long as gradient, or empty (then residual is empty too); may be the memory of residual
   std::span<std::byte> payload;     ///< any alignment
 };
+/// Throws ContractError where a residual is not as long as the gradient, or is added and not kept, or the payload has not this
+/// size.
+void check_sizes(const CodeCall& call, std::int64_t payload_bytes);
 
 enum class Decode : std::uint8_t {
   overwrite,  ///< out = decoded

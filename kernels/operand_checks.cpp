@@ -50,6 +50,29 @@ void expect_columns(std::int64_t columns, std::int64_t width, std::span<const st
   }
 }
 
+TokenRows check_embedding(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions, const TensorView& wte,
+                          const TensorView& wpe, const TensorView& out) {
+  const TokenRows size{wte.dtype(), static_cast<std::int64_t>(ids.size()), wte.dim(1)};
+  TANDEM_CHECK(positions.size() == ids.size());
+  expect(wpe, "wpe", wte.dtype(), {wpe.dim(0), size.width});
+  expect(out, "out", wte.dtype(), {size.tokens, size.width});
+  expect_tokens(ids, wte.dim(0), "token id");
+  expect_tokens(positions, wpe.dim(0), "position");
+  return size;
+}
+
+TokenRows check_embedding_backward(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions,
+                                   const TensorView& dout, const TensorView& dwte, const TensorView& dwpe) {
+  const TokenRows size{dout.dtype(), static_cast<std::int64_t>(ids.size()), dwte.dim(1)};
+  TANDEM_CHECK(positions.size() == ids.size());
+  expect(dwpe, "dwpe", dwte.dtype(), {dwpe.dim(0), size.width});
+  expect(dout, "dout", dout.dtype(), {size.tokens, size.width});
+  if (size.tokens > 0) expect_accumulator(dwte, "dwte", dout.dtype());
+  expect_tokens(ids, dwte.dim(0), "token id");
+  expect_tokens(positions, dwpe.dim(0), "position");
+  return size;
+}
+
 void expect_gradient_and_stored(const TensorView& gradient, const TensorView& parameter, const TensorView& stored) {
   const std::int64_t count = parameter.num_elements();
   const bool fits = gradient.num_elements() == count && (gradient.dtype() == parameter.dtype() || is_16bit(gradient.dtype()) ||

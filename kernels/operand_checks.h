@@ -50,6 +50,11 @@ enum class TableUse : std::uint8_t { of_one_dtype, accumulated };
                                    std::string_view operand, const TensorView& x, TableUse use = TableUse::of_one_dtype);
 /// Throws ContractError for ids outside of [0, extent), naming the first.
 void expect_tokens(std::span<const std::int32_t> ids, std::int64_t extent, std::string_view what);
+/// Of embeddings: throws ContractError unless the operands are what embedding_...() state. The table of tokens says the width.
+[[nodiscard]] TokenRows check_embedding(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions,
+                                        const TensorView& wte, const TensorView& wpe, const TensorView& out);
+[[nodiscard]] TokenRows check_embedding_backward(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions,
+                                                 const TensorView& dout, const TensorView& dwte, const TensorView& dwpe);
 
 /// Of an optimizer step: throws ContractError unless dtypes go together as adamw() states, and sizes agree.
 void expect_gradient_and_stored(const TensorView& gradient, const TensorView& parameter, const TensorView& stored);

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "core/io/file_operations.h"
+#include "core/quantile.h"
 #include "core/timeline.h"
 #include "optimized/comm/world.h"
 #include "optimized/machine.h"
@@ -33,11 +34,6 @@ double seconds_of(const std::function<void()>& action) {
   const std::int64_t begin = Timeline::now_ns();
   action();
   return static_cast<double>(Timeline::now_ns() - begin) * 1e-9;
-}
-
-double median(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
-  return values[values.size() / 2];
 }
 
 // What else the machine does only adds to it.

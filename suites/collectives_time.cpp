@@ -169,7 +169,7 @@ double closed_form(Kind kind, Algorithm algorithm, int ranks, double bytes) {
     case Kind::all_reduce:
       if (algorithm == Algorithm::direct) return reference::direct_all_reduce_seconds(ranks, bytes, kFlat);
       if (algorithm == Algorithm::ring) return reference::ring_all_reduce_seconds(ranks, bytes, kFlat);
-      if (algorithm == Algorithm::recursive && halves) return reference::recursive_all_reduce_seconds(ranks, bytes, kFlat);
+      if (algorithm == Algorithm::recursive) return reference::recursive_all_reduce_seconds_of_any(ranks, bytes, kFlat);
       if (algorithm == Algorithm::tree && halves) return reference::tree_all_reduce_seconds(ranks, bytes, kFlat);
       return -1;
     case Kind::broadcast:

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "core/quantile.h"
 #include "optimized/comm/world.h"
 #include "optimized/engine/engine.h"
 #include "optimized/machine.h"
@@ -100,11 +101,6 @@ Seconds measure(const RunContext& context, int rounds) {
     }
   });
   return seconds;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 double median_ratio(const std::vector<double>& of, const std::vector<double>& to) {

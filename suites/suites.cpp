@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "harness/registry.h"
 #include "suites/machine_of.h"
 
 namespace tandem {
@@ -60,6 +61,7 @@ CaseList all_cases(const SuiteOptions& options) {
   add_training_cases(cases, options);
   leave_times_to_the_cpu(cases);
   leave_to_messages(cases);
+  check_registry(cases);
   return cases;
 }
 

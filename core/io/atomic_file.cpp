@@ -34,16 +34,43 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-// Names are tried in turn with O_EXCL: several threads of one process may write to one folder, and a crashed run with the same
-// process number may have left some.
+// Stands for a file that has no name yet; nobody makes one of this name.
+constexpr const char* kUnnamed = ".tandem-unnamed";
+
+std::filesystem::path temporary_name(const std::filesystem::path& folder, int attempt) {
+  return folder / fmt::format(".tandem-{}-{}.tmp", ::getpid(), attempt);
+}
+
+// Without a name where the file system can. Else names are tried in turn with O_EXCL: several threads of one process may write to
+// one folder, and a crashed run with the same process number may have left some.
 std::pair<int, std::filesystem::path> open_temporary(const std::filesystem::path& folder, mode_t mode) {
+  const int unnamed = ::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
+  // ENOENT too: of a kernel that does not know it, and then the next call says so again.
+  if (unnamed >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL && errno != ENOENT)) {
+    const int reason = errno;
+    std::filesystem::path placeholder = folder / kUnnamed;
+    errno = reason;
+    return {unnamed, std::move(placeholder)};
+  }
   for (int attempt = 0; attempt < kTemporaryNames; ++attempt) {
-    std::filesystem::path name = folder / fmt::format(".tandem-{}-{}.tmp", ::getpid(), attempt);
+    std::filesystem::path name = temporary_name(folder, attempt);
     const int descriptor = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
     if (descriptor >= 0 || errno != EEXIST) return {descriptor, std::move(name)};
   }
   errno = EEXIST;
   return {-1, {}};
+}
+
+// Gives the file a name beside its target; empty, with errno, where that cannot be.
+std::filesystem::path name_temporary(int descriptor, const std::filesystem::path& folder) {
+  const std::string link = fmt::format("/proc/self/fd/{}", descriptor);
+  for (int attempt = 0; attempt < kTemporaryNames; ++attempt) {
+    std::filesystem::path name = temporary_name(folder, attempt);
+    if (::linkat(AT_FDCWD, link.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0) return name;
+    if (errno != EEXIST) return {};
+  }
+  errno = EEXIST;
+  return {};
 }
 
 void sync_folder(const std::filesystem::path& folder) noexcept {
@@ -110,6 +137,10 @@ void AtomicFile::finish() {
   flush();
   // Devices and pipes cannot be synced (EINVAL); what is written there is out of our hands.
   if (!temporary_.empty() && ::fsync(descriptor_) != 0) fail("cannot flush", errno);
+  if (temporary_.filename() == kUnnamed) {
+    temporary_ = name_temporary(descriptor_, folder_of(target_));
+    if (temporary_.empty()) fail("cannot name", errno);
+  }
   if (::close(std::exchange(descriptor_, -1)) != 0) fail("cannot close", errno);
   finished_ = true;
 }

@@ -13,7 +13,8 @@ namespace tandem {
 
 /// A file that appears under its name whole or not at all: bytes go to a temporary file in the same folder, which commit() makes
 /// durable (fsync), renames over the target, and makes the rename durable (fsync of the folder). Destroyed without commit(), it
-/// removes the temporary file and leaves an older target as it was.
+/// removes the temporary file and leaves an older target as it was. Where the file system can (O_TMPFILE), that file has no name
+/// before finish(): a process that is killed leaves nothing behind.
 ///
 /// A target that exists and is no regular file (/dev/null, a pipe) is written in place: renaming would replace the device. A
 /// symbolic link is followed, so that the link stays one. An overwritten file keeps its permissions.

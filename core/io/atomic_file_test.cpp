@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/io/atomic_file.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
 
 #include <gtest/gtest.h>
 
@@ -35,6 +40,21 @@ TEST(AtomicFile, ShowsNothingBeforeCommit) {
 
   EXPECT_EQ(TestFolder::read(folder / "file"), "old");
   EXPECT_EQ(folder.num_files(), 1U) << "the temporary file is left behind";
+}
+
+TEST(AtomicFile, AProcessThatIsKilledLeavesNothing) {
+  const TestFolder folder;
+  const int able = ::open(folder.path().c_str(), O_TMPFILE | O_WRONLY, 0666);
+  if (able < 0) GTEST_SKIP() << "needs a file system with files that have no name";
+  ::close(able);
+  const pid_t writer = fork();
+  if (writer == 0) {
+    AtomicFile file(folder / "data");
+    file.write("not yet whole");
+    ::kill(::getpid(), SIGKILL);
+  }
+  ::waitpid(writer, nullptr, 0);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 TEST(AtomicFile, ReplacesAnOlderFileAndKeepsItsPermissions) {

@@ -80,6 +80,7 @@ void JsonField::require_format(const std::string& format, std::int64_t version) 
 }
 
 nlohmann::json parse_json_object(const std::string& text, const std::string& file) {
+  if (text.empty()) throw InputError(fmt::format("{} is empty; a JSON object is needed", file));
   try {
     nlohmann::json parsed = nlohmann::json::parse(text);
     if (parsed.is_object()) return parsed;

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "core/io/file_descriptor.h"
 
 namespace tandem {
 namespace {
@@ -23,25 +24,11 @@ namespace {
 
 std::string text_of(int error_number) { return std::generic_category().message(error_number); }
 
-class Descriptor {
- public:
-  // O_NONBLOCK: opening a pipe that nobody writes to must not hang before fstat() can refuse it.
-  explicit Descriptor(const std::filesystem::path& path) : value_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (value_ >= 0) ::close(value_);
-  }
-  [[nodiscard]] int value() const noexcept { return value_; }
-
- private:
-  int value_;
-};
-
 }  // namespace
 
 MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
-  const Descriptor file(path_);
+  // O_NONBLOCK: opening a pipe that nobody writes to must not hang before fstat() can refuse it.
+  const FileDescriptor file(path_, O_RDONLY | O_NONBLOCK);
   if (file.value() < 0) refuse(path_, text_of(errno));
   struct stat status {};
   if (::fstat(file.value(), &status) != 0) refuse(path_, text_of(errno));

@@ -39,7 +39,6 @@ class TraceWriter {
 
  private:
   void write_values();
-  void write_batch() const;
 
   std::filesystem::path folder_;
   std::filesystem::path spool_path_;

@@ -24,19 +24,14 @@ CpuKernels::CpuKernels(CpuParts parts, int threads, const PitfallSet& pitfalls)
 
 void CpuKernels::embedding_forward(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions, TensorView wte,
                                    TensorView wpe, TensorView out) {
-  const auto tokens = static_cast<std::int64_t>(ids.size());
-  const std::int64_t hidden = wte.dim(1);
-  TANDEM_CHECK(positions.size() == ids.size());
-  expect(wpe, "wpe", wte.dtype(), {wpe.dim(0), hidden});
-  expect(out, "out", wte.dtype(), {tokens, hidden});
-  expect_tokens(ids, wte.dim(0), "token id");
-  expect_tokens(positions, wpe.dim(0), "position");
+  const TokenRows size = check_embedding(ids, positions, wte, wpe, out);
+  const std::int64_t tokens = size.tokens, hidden = size.width;
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / hidden);
-  if (is_16bit(wte.dtype())) {
+  if (is_16bit(size.dtype)) {
     pool_.run_pieces(tokens, grain, [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t t = begin; t < end; ++t) {
         const auto token = static_cast<std::size_t>(t);
-        half_ops(wte.dtype())
+        half_ops(size.dtype)
             .sum(halves(wte, ids[token] * hidden), halves(wpe, positions[token] * hidden), halves(out, t * hidden), hidden);
       }
     });
@@ -52,15 +47,9 @@ void CpuKernels::embedding_forward(std::span<const std::int32_t> ids, std::span<
 
 void CpuKernels::embedding_backward(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions, TensorView dout,
                                     TensorView dwte, TensorView dwpe) {
-  const auto tokens = static_cast<std::int64_t>(ids.size());
-  const std::int64_t hidden = dwte.dim(1);
-  TANDEM_CHECK(positions.size() == ids.size());
-  expect(dwpe, "dwpe", dwte.dtype(), {dwpe.dim(0), hidden});
-  expect(dout, "dout", dout.dtype(), {tokens, hidden});
-  if (tokens > 0) expect_accumulator(dwte, "dwte", dout.dtype());
-  expect_tokens(ids, dwte.dim(0), "token id");
-  expect_tokens(positions, dwpe.dim(0), "position");
-  if (is_16bit(dout.dtype())) {
+  const TokenRows size = check_embedding_backward(ids, positions, dout, dwte, dwpe);
+  const std::int64_t tokens = size.tokens, hidden = size.width;
+  if (is_16bit(size.dtype)) {
     add_widened_rows(ids, dout, dwte, hidden);
     add_widened_rows(positions, dout, dwpe, hidden);
     return;

@@ -54,7 +54,7 @@ inline constexpr int kChunk = 8;  // 16-bit numbers in one
 
 enum class Order : std::uint8_t { natural, fours };
 
-inline constexpr float kLog2E = 1.4426950408889634F, kLn2 = 0.6931471805599453F;
+inline constexpr float kLog2E = 1.4426950408889634F;
 
 /// Element where chunk `chunk` of a row of a tile of kHead columns begins. The swizzle spreads the rows that one load_matrix
 /// reads over all banks, in both orders: rows 8 i ... 8 i + 7, and rows whose second bit alone is the same. It is the same 16

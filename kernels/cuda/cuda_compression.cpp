@@ -15,14 +15,7 @@ namespace {
 std::int64_t size_of(std::span<const float> values) { return static_cast<std::int64_t>(values.size()); }
 
 CodeArrays checked(const CodeCall& call, std::int64_t payload_bytes, std::int32_t* refused) {
-  const std::size_t elements = call.gradient.size();
-  TANDEM_CHECK(call.residual.empty() || call.residual.size() == elements,
-               fmt::format("{} gradients, {} residuals", elements, call.residual.size()));
-  TANDEM_CHECK(call.new_residual.empty() || call.new_residual.size() == elements,
-               fmt::format("{} gradients, {} new residuals", elements, call.new_residual.size()));
-  TANDEM_CHECK(call.residual.empty() || !call.new_residual.empty(), "a residual that is added would be lost");
-  TANDEM_CHECK(static_cast<std::int64_t>(call.payload.size()) == payload_bytes,
-               fmt::format("a payload of {} elements has {} bytes, not {}", elements, payload_bytes, call.payload.size()));
+  check_sizes(call, payload_bytes);
   return {.gradient = call.gradient.data(),
           .residual = call.residual.empty() ? nullptr : call.residual.data(),
           .new_residual = call.new_residual.empty() ? nullptr : call.new_residual.data(),

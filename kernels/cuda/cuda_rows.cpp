@@ -54,33 +54,19 @@ CombineSize check_combine(std::span<const std::int32_t> slots, const TensorView&
 
 void CudaKernels::embedding_forward(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions, TensorView wte,
                                     TensorView wpe, TensorView out) {
-  const auto tokens = static_cast<std::int64_t>(ids.size());
-  const std::int64_t hidden = wte.dim(1);
-  TANDEM_CHECK(positions.size() == ids.size());
-  expect(wpe, "wpe", wte.dtype(), {wpe.dim(0), hidden});
-  expect(out, "out", wte.dtype(), {tokens, hidden});
-  expect_tokens(ids, wte.dim(0), "token id");
-  expect_tokens(positions, wpe.dim(0), "position");
-  if (tokens == 0) return;
-  launch_embedding({wte.dtype(), tokens, hidden}, upload(ids), upload(positions), wte.data(), wpe.data(), out.data(), stream());
+  const TokenRows size = check_embedding(ids, positions, wte, wpe, out);
+  if (size.tokens == 0) return;
+  launch_embedding(size, upload(ids), upload(positions), wte.data(), wpe.data(), out.data(), stream());
 }
 
 void CudaKernels::embedding_backward(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions, TensorView dout,
                                      TensorView dwte, TensorView dwpe) {
-  const auto tokens = static_cast<std::int64_t>(ids.size());
-  const std::int64_t hidden = dwte.dim(1);
-  TANDEM_CHECK(positions.size() == ids.size());
-  expect(dwpe, "dwpe", dwte.dtype(), {dwpe.dim(0), hidden});
-  expect(dout, "dout", dout.dtype(), {tokens, hidden});
-  if (tokens > 0) expect_accumulator(dwte, "dwte", dout.dtype());
-  expect_tokens(ids, dwte.dim(0), "token id");
-  expect_tokens(positions, dwpe.dim(0), "position");
-  if (tokens == 0) return;
+  const TokenRows size = check_embedding_backward(ids, positions, dout, dwte, dwpe);
+  if (size.tokens == 0) return;
   const auto scatter = [&](std::span<const std::int32_t> rows, const TensorView& table) {
     const std::vector<std::int32_t> runs = sort_into_runs(rows, table.dim(0));
     const std::int32_t* const uploaded = upload(std::span<const std::int32_t>(runs));
-    launch_scatter_add({dout.dtype(), tokens, hidden}, runs_at(uploaded, tokens), dout.data(), table.dtype(), table.data(),
-                       stream());
+    launch_scatter_add(size, runs_at(uploaded, size.tokens), dout.data(), table.dtype(), table.data(), stream());
   };
   scatter(ids, dwte);
   scatter(positions, dwpe);

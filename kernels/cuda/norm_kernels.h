@@ -12,11 +12,12 @@
 /// no tokens or no columns launch nothing.
 namespace tandem::TANDEM_GPU {
 
+/// y = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + epsilon), both over the columns of a token.
 struct NormForward {
   const void* x;
   const void *weight, *bias;
   double epsilon;
-  void *y, *mean, *rstd;
+  void *y, *mean, *rstd;  ///< mean and rstd [tokens], for the backward pass
 };
 void launch_layer_norm_forward(const TokenRows& size, const NormForward& norm, StreamHandle stream);
 

@@ -23,8 +23,8 @@ struct AdamWEntry {
   void* parameter = nullptr;
   void* m = nullptr;
   void* v = nullptr;
-  void* stored = nullptr;  ///< may be null
-  std::int64_t count = 0, first_block = 0;
+  void* stored = nullptr;                   ///< may be null
+  std::int64_t count = 0, first_block = 0;  ///< elements; the first of its blocks among those of all entries
   DType gradient_dtype = DType::f32, stored_dtype = DType::bf16;
   double gradient_scale = 1, beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
   double decay = 1;              ///< 1 - lr wd
@@ -48,7 +48,7 @@ void launch_sgd(DType dtype, const SgdArguments& arguments, StreamHandle stream)
 
 struct NormEntry {
   const void* data = nullptr;
-  std::int64_t count = 0, first_block = 0;
+  std::int64_t count = 0, first_block = 0;  ///< elements; the first of its blocks among those of all entries
   DType dtype = DType::f32;
 };
 /// parts[block] = the sum of squares of the block's elements in double: thread t of 256 adds those of its elements in order, the

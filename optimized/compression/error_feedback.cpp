@@ -112,18 +112,4 @@ void ErrorFeedback::scale(float factor) {
   for (float& value : elements_of(current_)) value *= factor;
 }
 
-void ErrorFeedback::change_layout(std::vector<ResidualTensor> layout) {
-  require_between_steps();
-  Places places = places_of(layout);
-  TANDEM_CHECK(places.size() == places_.size(), fmt::format("{} residuals become {}", places_.size(), places.size()));
-  for (const auto& [name, to] : places) {
-    TANDEM_CHECK(place(name).elements == to.elements,
-                 fmt::format("the residual of {} has {} elements, not {}", name, place(name).elements, to.elements));
-  }
-  for (const auto& [name, to] : places) std::ranges::copy(residual(name), elements_of(next_).begin() + to.first);
-  std::swap(current_, next_);
-  places_ = std::move(places);
-  layout_ = std::move(layout);
-}
-
 }  // namespace tandem

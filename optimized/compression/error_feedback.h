@@ -54,11 +54,10 @@ class ErrorFeedback {
   /// The step did not happen.
   void discard() noexcept;
 
-  /// In between steps only (ContractError): the state to save and restore, and another order of parameters. restore() takes this
-  /// rank's own residual: that of another rank would break conservation. The names and sizes of a new layout must be the same.
+  /// In between steps only (ContractError): the state to save and restore. restore() takes this rank's own residual: that of
+  /// another rank would break conservation.
   [[nodiscard]] std::span<const float> residual(std::string_view name) const;
   void restore(std::string_view name, std::span<const float> values);
-  void change_layout(std::vector<ResidualTensor> layout);
   /// Multiplies every residual, each product rounded: they are in units of the loss, which may be scaled differently next step.
   void scale(float factor);
 

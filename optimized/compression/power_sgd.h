@@ -24,7 +24,7 @@ namespace tandem {
 struct PowerSgdShape {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
-  int rank = 0;
+  int rank = 0;  ///< columns of P and Q, not a process
 };
 
 /// One rank sends this many bytes in the two exchanges together: 4 rank (rows + columns).

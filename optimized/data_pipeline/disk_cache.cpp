@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "core/io/file_descriptor.h"
 #include "core/io/file_operations.h"
 #include "core/io/hash.h"
 #include "optimized/storage/file_copy.h"
@@ -33,27 +34,13 @@ struct BlockHeader {
 };
 static_assert(sizeof(BlockHeader) == 32);
 
-class Descriptor {
- public:
-  Descriptor(const std::filesystem::path& file, int flags) : value_(::open(file.c_str(), flags | O_CLOEXEC, 0666)) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (value_ >= 0) ::close(value_);
-  }
-  [[nodiscard]] int value() const noexcept { return value_; }
-
- private:
-  int value_;
-};
-
 /// A new file under a name of its own, then renamed: a reader never sees a part. Not durable: what is lost is fetched again.
 bool write_block(const std::filesystem::path& file, const std::filesystem::path& unfinished, std::span<const std::byte> bytes) {
   const BlockHeader header = {.bytes = bytes.size(), .hash = hash128(bytes)};
   std::error_code error;
   std::filesystem::create_directories(file.parent_path(), error);
   try {
-    const Descriptor out(unfinished, O_WRONLY | O_CREAT | O_EXCL);
+    const FileDescriptor out(unfinished, O_WRONLY | O_CREAT | O_EXCL);
     system_files().write(out.value(), unfinished, std::as_bytes(std::span(&header, 1)));
     system_files().write(out.value(), unfinished, bytes);
     system_files().rename(unfinished, file);
@@ -94,7 +81,7 @@ DiskCache::DiskCache(std::filesystem::path folder, std::int64_t capacity_bytes)
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
   const std::filesystem::path probe = folder_ / fmt::format("{}{}", ::getpid(), kUnfinished);
-  const Descriptor writable(probe, O_WRONLY | O_CREAT);
+  const FileDescriptor writable(probe, O_WRONLY | O_CREAT);
   if (writable.value() < 0) {
     throw IoError(fmt::format("cannot write to the folder for cached data, {}: {}", folder_.string(),
                               std::generic_category().message(error ? error.value() : errno)));

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "optimized/pipeline_parallel/schedule_replay_test_support.h"
 
 namespace tandem {
 namespace {

@@ -3,10 +3,12 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "core/quantile.h"
 #include "optimized/probe/probe.h"
 #include "optimized/scaling/cost_model.h"
 
@@ -128,9 +130,7 @@ void rank_speeds(std::vector<RankSpeed>& speeds) {
     std::vector<double> values;
     values.reserve(speeds.size());
     for (const RankSpeed& speed : speeds) values.push_back(speed.*figure);
-    std::ranges::sort(values);
-    const std::size_t n = values.size();
-    return n == 0 ? 0 : 0.5 * (values[(n - 1) / 2] + values[n / 2]);
+    return values.empty() ? 0 : median(std::move(values));
   };
   const double matrix = median_of(&RankSpeed::matrix_flops_per_second);
   const double memory = median_of(&RankSpeed::memory_bytes_per_second);

@@ -6,20 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/quantile.h"
 #include "optimized/recovery/failure_detector.h"
 
 namespace tandem {
-namespace {
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
-
-}  // namespace
-
 void FailureDetector::note_work(Rank& rank, const Heartbeat& beat, std::int64_t now_ns) const {
   const bool counts = beat.phase != RunPhase::start && beat.phase != RunPhase::restore;
   if (!counts || beat.step < rank.open_step || beat.busy_ns < rank.open_busy_ns) rank.is_open = false;

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "core/rng.h"
 
 namespace tandem {
 namespace {
@@ -51,32 +50,6 @@ GoodputEstimate estimate_goodput(const Workload& workload, const ClusterSpec& cl
   estimate.interval_seconds = std::ceil(interval / step_seconds - 1e-9) * step_seconds;
   estimate.useful_share = goodput(estimate.costs, estimate.interval_seconds);
   return estimate;
-}
-
-double simulate_goodput(const CheckpointCosts& costs, double interval_seconds, double hours, std::uint64_t seed) {
-  TANDEM_CHECK(interval_seconds > 0 && hours > 0 && costs.failure_seconds > 0,
-               "a simulation needs an interval, time and failures");
-  CounterRng rng(seed, "node failures");
-  const auto until_failure = [&] { return -std::log1p(-rng.next_unit()) * costs.failure_seconds; };
-  const double end = hours * kHour;
-  const double segment = interval_seconds + costs.save_seconds;
-  double now = 0;
-  double useful = 0;
-  double failure = until_failure();
-  while (now < end) {
-    if (failure > now + segment) {
-      now += segment;
-      useful += interval_seconds;
-      continue;
-    }
-    // All since the last checkpoint is lost; a failure while restarting starts that again.
-    do {
-      now = failure;
-      failure = now + until_failure();
-    } while (failure < now + costs.restart_seconds);
-    now += costs.restart_seconds;
-  }
-  return useful / now;
 }
 
 }  // namespace tandem

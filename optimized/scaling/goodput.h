@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-
 #include "core/checkpoint_interval.h"
 #include "core/cluster.h"
 #include "optimized/scaling/workload.h"
@@ -24,10 +22,5 @@ struct GoodputEstimate {
 /// bandwidth.
 [[nodiscard]] GoodputEstimate estimate_goodput(const Workload& workload, const ClusterSpec& cluster, int devices,
                                                double step_seconds, bool async = true);
-
-/// Useful share of `hours` of wall time simulated event by event: work, a checkpoint after every interval, failures at random
-/// (exponential, also during checkpoints and restarts), after which work since the last complete checkpoint is lost. A function
-/// of its arguments alone.
-[[nodiscard]] double simulate_goodput(const CheckpointCosts& costs, double interval_seconds, double hours, std::uint64_t seed);
 
 }  // namespace tandem

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "core/quantile.h"
 
 namespace tandem {
 namespace {
@@ -34,14 +35,6 @@ struct Table {
 };
 
 // By linear interpolation between the sorted values.
-double quantile(const std::vector<double>& sorted, double share) {
-  if (sorted.empty()) return 0;
-  const double at = share * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<std::size_t>(at);
-  const std::size_t above = std::min(below + 1, sorted.size() - 1);
-  return sorted[below] + (at - std::floor(at)) * (sorted[above] - sorted[below]);
-}
-
 double flops_of_a_device(const PublishedRow& row) {
   const Workload& workload = row.workload;
   return 3 * static_cast<double>(workload.plan.batch.rows) *

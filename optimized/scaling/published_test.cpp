@@ -10,7 +10,7 @@
 
 #include "core/error.h"
 #include "optimized/scaling/cost_model.h"
-#include "optimized/scaling/published_figures.h"
+#include "optimized/scaling/published_figures_test_support.h"
 
 namespace tandem {
 namespace {

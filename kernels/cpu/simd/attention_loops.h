@@ -21,7 +21,7 @@ struct Tile {
   Index panel, columns;  // what the strip holds: keys [panel * kTileColumns, ... + columns), columns in whole panels
 };
 
-struct Range {
+struct Range {  // [begin, end)
   Index begin, end;
 };
 

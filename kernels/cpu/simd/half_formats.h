@@ -39,7 +39,7 @@ inline __m512i upper_words() {
                           11 << 16 | 9, 7 << 16 | 5, 3 << 16 | 1);
 }
 
-struct Bf16 {
+struct Bf16 {  // the upper half of an fp32; rounded to nearest even, a NaN made quiet
   static inline void widen(const Half* from, float* to) {
     const __m512i bits = _mm512_maskz_slli_epi32(0xFFFF, load_halves(from), 16);
     __builtin_memcpy(to, &bits, sizeof(bits));
@@ -57,7 +57,7 @@ struct Bf16 {
   }
 };
 
-struct F16 {
+struct F16 {  // IEEE binary16, rounded to nearest even
   static inline void widen(const Half* from, float* to) {
     __m256i halves;
     __builtin_memcpy(&halves, from, sizeof(halves));
@@ -96,7 +96,7 @@ inline __m256 load_floats(const float* from) {
   return value;
 }
 
-struct Bf16 {
+struct Bf16 {  // the upper half of an fp32; rounded to nearest even, a NaN made quiet
   static inline void widen(const Half* from, float* to) {
     const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(load_halves(from)), 16);
     __builtin_memcpy(to, &bits, sizeof(bits));
@@ -114,7 +114,7 @@ struct Bf16 {
   }
 };
 
-struct F16 {
+struct F16 {  // IEEE binary16, rounded to nearest even
   static inline void widen(const Half* from, float* to) {
     const __m256 value = _mm256_cvtph_ps(load_halves(from));
     const __m256i bits = _mm256_cvtepu16_epi32(load_halves(from));
@@ -139,7 +139,7 @@ struct F16 {
 
 constexpr Index kHalfBlock = 16;
 
-struct Bf16 {
+struct Bf16 {  // the upper half of an fp32; rounded to nearest even, a NaN made quiet
   static inline void widen(const Half* from, float* to) {
 #pragma omp simd
     for (Index i = 0; i < kHalfBlock; ++i) to[i] = float_of(std::uint32_t{from[i]} << 16);
@@ -155,7 +155,7 @@ struct Bf16 {
   }
 };
 
-struct F16 {
+struct F16 {  // IEEE binary16, rounded to nearest even
   static inline void widen(const Half* from, float* to) {
 #pragma omp simd
     for (Index i = 0; i < kHalfBlock; ++i) {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optimized/scaling/published_figures.h"
-
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/io/json_field.h"
 #include "core/shipped_files.h"
+#include "optimized/scaling/published_figures_test_support.h"
 
 namespace tandem {
 namespace {
