@@ -191,6 +191,9 @@ TrainingPlan plan_of(const Workload& workload, int ranks) {
 }  // namespace
 
 ScaleResult scale_measured(const ScaleArguments& arguments) {
+  if (arguments.world.transport == "nccl") {
+    throw InputError("--transport nccl: moves tensors between GPUs, and --measured computes on the CPU; use threads or mpi");
+  }
   const WorldSettings world = to_world_settings(arguments.world);
   const Job job(world);
   const GptConfig model = arguments.model.empty() ? own_model() : small_twin(read_model_shape(arguments.model), 1, 1);

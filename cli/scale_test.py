@@ -117,6 +117,7 @@ class Scale(unittest.TestCase):
         self.refused("scale", *SMALL, "--gpus", "16", "--set", "data=4", says="--gpus")
         self.refused("scale", *SMALL, "--gpus", "16", "--micro-batch", "100000", says="--micro-batch")
         self.refused("scale", *SMALL, "--gpus", "16", "--per-gpu-batch", "9000000000000000000", says="--per-gpu-batch")
+        self.refused("scale", "--measured", "--transport", "nccl", says="--measured computes on the CPU")
         self.refused("scale", "--published", "sc21", "--model", "gpt2-124m", says="--model")
         self.refused("scale", *SMALL, "--gpus", "8", "--chakra", "/nosuch/x", says="--chakra")
         self.refused("scale", "--model", "gpt2-1558m", "--gpus", "16", says="--cluster")

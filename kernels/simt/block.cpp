@@ -43,6 +43,7 @@ Runner::Runner()
       lanes_(std::make_unique<BlockThread[]>(kMostThreads)),
       warp_tags_(kMostThreads / kLanesOfWarp) {
   order_.reserve(kMostThreads);  // see Stacks
+  held_.reserve(kMostThreads);
 }
 
 Runner::~Runner() {
@@ -54,6 +55,18 @@ Runner::~Runner() {
 void Runner::shuffle(std::vector<unsigned>& order) {
   if (!shuffled_) return;
   for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[(mixed(random_) >> 32) * i >> 32]);
+}
+
+// Of those whose turn it is. Nothing but barriers keeps warps together: one may be at its next barrier before another has left
+// the last, and what it writes on its way there must not be what the other still reads.
+void Runner::hold_back_warps() {
+  if (!shuffled_) return;
+  const std::uint64_t held = mixed(random_) & mixed(random_);  // of every warp with probability 1/4
+  const auto is_held = [held](unsigned lane) { return (held >> (lane / kLanesOfWarp) & 1U) != 0; };
+  const auto first = std::partition(order_.begin(), order_.end(), [&](unsigned lane) { return !is_held(lane); });
+  if (first == order_.begin()) return;
+  held_.assign(first, order_.end());
+  order_.erase(first, order_.end());
 }
 
 void Runner::prepare(const GridSpec& spec) {
@@ -114,6 +127,8 @@ void Runner::run_block() {
   order_.resize(size_);
   std::iota(order_.begin(), order_.end(), 0U);
   shuffle(order_);
+  held_.clear();
+  hold_back_warps();
   for (unsigned i = 0; i < size_; ++i) {
     lanes_[i].state = BlockThread::State::fresh;
     lanes_[i].worker = nullptr;
@@ -179,6 +194,7 @@ void Runner::cancel(std::exception_ptr error) {
   if (error_ != nullptr) return;
   error_ = std::move(error);
   order_.clear();
+  held_.clear();
   cursor_ = 0;
   for (unsigned i = 0; i < size_; ++i) {
     BlockThread& lane = lanes_[i];

@@ -10,10 +10,11 @@
 /// result hangs on an order that CUDA doesn't promise gives another result under another seed (docs/cuda.md).
 namespace tandem::simt_gpu {
 
+/// Sizes and places of blocks and threads, as CUDA has them.
 struct uint3 {
   unsigned x, y, z;
 };
-struct dim3 {
+struct dim3 {  ///< what is not given is 1
   unsigned x, y, z;
   constexpr dim3(unsigned width = 1, unsigned height = 1, unsigned depth = 1) : x(width), y(height), z(depth) {}
 };

@@ -18,7 +18,10 @@ namespace tandem::simt_gpu {
 void Runner::release() {
   bool moved = false;
   for (unsigned first = 0; first < size_; first += kLanesOfWarp) moved |= release_warp(first);
-  if (!moved) release_block();
+  if (moved) return;
+  if (!held_.empty()) return order_.swap(held_);
+  release_block();
+  hold_back_warps();
 }
 
 bool Runner::have_met(unsigned first, const BlockThread& lane) const {

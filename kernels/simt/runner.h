@@ -48,6 +48,7 @@ class Runner {
   void cancel(std::exception_ptr error);
   void go_to(Fibre& from, BlockThread* lane);
   void shuffle(std::vector<unsigned>& order);
+  void hold_back_warps();
   // Who may go on; in meetings.cpp.
   void release();
   [[nodiscard]] bool release_warp(unsigned first);
@@ -61,6 +62,7 @@ class Runner {
   unsigned size_ = 0, left_ = 0;
   int votes_ = 0;                // of the block's last meeting
   std::vector<unsigned> order_;  // of this turn
+  std::vector<unsigned> held_;   // whole warps that go on once nobody else can
   std::size_t cursor_ = 0;
   std::uint64_t random_ = 0;
   bool shuffled_ = false;

@@ -32,6 +32,7 @@
 
 namespace tandem::simt_gpu {
 
+/// Vector types with CUDA's alignment: a load or store of one is one access.
 template <class T, int alignment>
 struct alignas(alignment) Two {
   T x, y;
@@ -40,10 +41,6 @@ template <class T, int alignment>
 struct alignas(alignment) Four {
   T x, y, z, w;
 };
-using float2 = Two<float, 8>;
-using float4 = Four<float, 16>;
-using double2 = Two<double, 16>;
-using int2 = Two<int, 8>;
 using int4 = Four<int, 16>;
 using uint2 = Two<unsigned, 8>;
 using uint4 = Four<unsigned, 16>;
@@ -53,12 +50,8 @@ using std::max;
 using std::min;
 
 inline float rsqrtf(float x) { return 1.0F / std::sqrt(x); }
-inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
-inline float __expf(float x) { return std::exp(x); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
-inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
-inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 
 inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { meet_block(false, file, line); }
 inline int __syncthreads_count(int holds, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {

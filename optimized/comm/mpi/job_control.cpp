@@ -168,7 +168,8 @@ void JobControl::fail(const Failure& failure) noexcept {
   lifeline_.send_all({kFailure, number, to_text(failure)});
 }
 
-std::optional<Failure> JobControl::end(const std::optional<Failure>& own, const std::function<void()>& meanwhile) {
+std::optional<Failure> JobControl::end(const std::optional<Failure>& own, const std::function<void()>& meanwhile,
+                                       std::chrono::milliseconds patience) {
   Lock lock(mutex_);
   World& world = worlds_[number_];
   if (lifeline_.rank() < world_ranks_) {
@@ -179,8 +180,13 @@ std::optional<Failure> JobControl::end(const std::optional<Failure>& own, const 
   // A world that failed of a deadline has somebody who is late already.
   const bool timed_out = own && own->kind == Failure::Kind::timeout;
   Clock::time_point next_question = Clock::now() + (timed_out ? 0ms : kQuestionInterval);
+  std::optional<Clock::time_point> failed_at;
   while (!changed_.wait_for(lock, kMeanwhile, all_here)) {
     if (meanwhile) meanwhile();
+    if (own || world.failure) {
+      if (!failed_at) failed_at = Clock::now();
+      if (patience > 0ms && Clock::now() >= *failed_at + patience) require_end(world, patience);
+    }
     if (Clock::now() < next_question) continue;
     require_answers(
         lock, [&](int rank) { return rank < world_ranks_ && !world.outcomes.contains(rank); },
@@ -209,6 +215,18 @@ void JobControl::require_answers(Lock& lock, const std::function<bool(int)>& lat
                fmt::format("{}{} does not answer: its process is stopped, or its host is out of reach", before,
                            lifeline_.at(rank).describe(rank))});
   }
+}
+
+// Breaks the job of a world that failed, and where a rank has not come to its end. With the lock held.
+void JobControl::require_end(const World& world, std::chrono::milliseconds patience) {
+  int late = 0;
+  while (late < world_ranks_ && world.outcomes.contains(late)) ++late;
+  const auto own = world.outcomes.find(lifeline_.rank());
+  const bool failed_here = own != world.outcomes.end() && own->second;
+  const std::string why = failed_here ? own->second->message : world.failure ? world.failure->message : "the world failed";
+  break_job({Failure::Kind::timeout, late,
+             fmt::format("{}; {} answers, but its work has not ended {:.3g} s later: it hangs", why,
+                         lifeline_.at(late).describe(late), std::chrono::duration<double>(patience).count())});
 }
 
 std::vector<std::optional<std::string>> JobControl::ask_all(std::chrono::milliseconds patience) {

@@ -51,9 +51,11 @@ class JobControl final : public Lifeline::Listener {
 
   /// This process's part of the world is over, well or as `own` says. Waits for all ranks to come here, as long as those that do
   /// not still answer. Returns what became of the world, the same in every process: the failure of the lowest rank whose own it
-  /// is. A rank that has died or does not answer breaks the job.
+  /// is. A rank that has died or does not answer breaks the job; so does one that answers, but has not come `patience` after the
+  /// world failed: its listening thread lives, its body hangs. `patience` 0: it is waited for.
   /// `meanwhile` is called every few milliseconds.
-  [[nodiscard]] std::optional<Failure> end(const std::optional<Failure>& own, const std::function<void()>& meanwhile = {});
+  [[nodiscard]] std::optional<Failure> end(const std::optional<Failure>& own, const std::function<void()>& meanwhile = {},
+                                           std::chrono::milliseconds patience = {});
 
   /// What every process says about itself; nothing from those that do not answer in time.
   [[nodiscard]] std::vector<std::optional<std::string>> ask_all(std::chrono::milliseconds patience);
@@ -84,6 +86,7 @@ class JobControl final : public Lifeline::Listener {
   void hand_over_letters();
   [[nodiscard]] std::string own_report() const;
   void require_answers(Lock& lock, const std::function<bool(int rank)>& late, const std::string& before);
+  void require_end(const World& world, std::chrono::milliseconds patience);
   [[noreturn]] void give_up_beginning(Lock& lock, const World& world);
   void require_equal(const World& world) const;
 

@@ -218,6 +218,20 @@ TEST(JobControl, WhoDoesNotAnswerAfterADeadlineBreaksTheJob) {
   EXPECT_THROW(job[2].require_whole(), TimeoutError);
 }
 
+TEST(JobControl, WhoAnswersButDoesNotComeAfterAFailureBreaksTheJob) {
+  std::vector<Heard> heard(2);
+  Job job(2);
+  job.on_all([&](int rank) { static_cast<void>(job[rank].begin(2, 1, 5000ms)); });
+  job[1].watch(heard[1].hooks("is at work"));
+
+  const auto outcome = job[0].end(Failure{Failure::Kind::timeout, 0, "rank 1 has not arrived"}, {}, 100ms);
+
+  ASSERT_TRUE(outcome);
+  EXPECT_EQ(outcome->rank, 1);
+  EXPECT_NE(outcome->message.find("answers, but its work has not ended 0.1 s later"), std::string::npos) << outcome->message;
+  EXPECT_EQ(heard[1].future.get().message, outcome->message);
+}
+
 TEST(JobControl, LeavesTogetherAndNobodyCallsThatADeath) {
   Job job(3);
   std::vector<int> whole(3);

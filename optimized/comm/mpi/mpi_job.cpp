@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/comm/mpi/mpi_job.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <random>
@@ -12,6 +13,7 @@
 #include "core/error.h"
 #include "optimized/comm/mpi/mpi_wire.h"
 #include "optimized/comm/mpi/mpi_world.h"
+#include "optimized/comm/threads/cores.h"
 
 namespace tandem {
 namespace {
@@ -19,6 +21,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::size_t kLineBytes = 1024;
+constexpr int kMostCores = 1024;  // of a host, that are counted
 // Of messages by which communicators are made: one at a time.
 constexpr int kTag = 1;
 // From the moment that the job breaks to that at which a process ends itself: the main path comes out of its operation within
@@ -33,6 +36,21 @@ struct TheJob {
 TheJob& the_job() {
   static TheJob job;
   return job;
+}
+
+// Collective. Processes may be bound to different cores: those of all of one host count.
+CoreUse find_core_use(MPI_Comm world) {
+  MPI_Comm host = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), "MPI_Comm_split_type");
+  int processes = 1;
+  check_mpi(MPI_Comm_size(host, &processes), "MPI_Comm_size");
+  std::array<std::uint8_t, kMostCores> used{};
+  for (const int core : available_cores()) {
+    if (core < kMostCores) used[static_cast<std::size_t>(core)] = 1;
+  }
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, used.data(), kMostCores, MPI_UINT8_T, MPI_MAX, host), "MPI_Allreduce");
+  check_mpi(MPI_Comm_free(&host), "MPI_Comm_free");
+  return std::ranges::count(used, 1) >= processes ? CoreUse::own : CoreUse::shared;
 }
 
 }  // namespace
@@ -54,6 +72,7 @@ MpiJob::MpiJob() {
   if (provided < MPI_THREAD_MULTIPLE) throw InputError("--transport mpi: this MPI cannot be called from several threads at once");
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world_), "MPI_Comm_dup");
   check_mpi(MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  core_use_ = find_core_use(world_);
   exchange_addresses();
 }
 

@@ -13,6 +13,7 @@
 
 #include "optimized/comm/mpi/job_control.h"
 #include "optimized/comm/mpi/lifeline.h"
+#include "optimized/comm/mpi/mpi_wire.h"
 #include "optimized/comm/world.h"
 
 namespace tandem {
@@ -33,6 +34,9 @@ class MpiJob {
   [[nodiscard]] JobControl& control() noexcept { return *control_; }
   [[nodiscard]] const Lifeline& lifeline() const noexcept { return *lifeline_; }
 
+  /// Of this process's host.
+  [[nodiscard]] CoreUse core_use() const noexcept { return core_use_; }
+
   /// A communicator of the first `ranks` processes, of which this is one; collective over them.
   [[nodiscard]] MPI_Comm first_processes(int ranks);
 
@@ -46,6 +50,7 @@ class MpiJob {
   void wait_for_the_end(const std::stop_token& stop);
 
   MPI_Comm world_ = MPI_COMM_NULL;
+  CoreUse core_use_ = CoreUse::shared;
   std::unique_ptr<Lifeline> lifeline_;
   std::unique_ptr<JobControl> control_;
   std::mutex mutex_;

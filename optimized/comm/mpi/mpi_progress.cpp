@@ -45,6 +45,7 @@ void MpiProgress::go_on(const std::stop_token& stop) {
   while (changed_.wait(lock, stop, [this] { return under_way_.load() > 0; })) {
     lock.unlock();
     if (waiters_.load() == 0) {
+      looks_.fetch_add(1);
       look();
       int found = 0;
       static_cast<void>(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &found, MPI_STATUS_IGNORE));

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -31,11 +32,14 @@ class MpiProgress {
   /// Takes what headers have come; nothing where another thread does so at this moment.
   void look();
 
+  /// A transfer that the thread looks after begins, and wakes it.
   void transfer_begins();
   void transfer_ends() noexcept { under_way_.fetch_sub(1); }
   /// A thread waits for a transfer, and calls MPI meanwhile.
   void wait_begins() noexcept { waiters_.fetch_add(1); }
   void wait_ends() noexcept { waiters_.fetch_sub(1); }
+
+  [[nodiscard]] std::int64_t looks_of_thread() const noexcept { return looks_.load(); }
 
   /// On return the thread makes no call to MPI any more.
   void stop() noexcept;
@@ -48,6 +52,7 @@ class MpiProgress {
   std::vector<Receiver*> waiting_;
   std::atomic<int> under_way_{0};
   std::atomic<int> waiters_{0};
+  std::atomic<std::int64_t> looks_{0};
   std::mutex sleep_mutex_;
   std::condition_variable_any changed_;
   std::jthread thread_;

@@ -30,27 +30,52 @@ struct Header {
   std::int64_t payload_tag = -1;  ///< of the message that follows; -1: the bytes are behind the header
 };
 
-// Looks often while something is likely to come soon, and leaves the core to others when it is not.
+// How long a waiting thread looks without pause before it sleeps.
+struct Vigil {
+  std::chrono::microseconds keeps_core, stays_awake;
+};
+constexpr Vigil kVigilOnOwnCore{std::chrono::microseconds(100), std::chrono::microseconds(1000)};
+constexpr Vigil kVigilOnSharedCore{std::chrono::microseconds(20), std::chrono::microseconds(200)};
+
+// Looks often while something is likely to come soon, and leaves the core to others when it is not. To offer a core takes longer
+// than a small message, even where nobody wants it; a sleeper is late by tens of microseconds.
 class Backoff {
  public:
-  void pause() {
-    ++looks_;
-    if (looks_ < 50) return;
-    if (looks_ < 400) {
-      std::this_thread::yield();
-      return;
-    }
+  explicit Backoff(CoreUse cores) : vigil_(cores == CoreUse::own ? kVigilOnOwnCore : kVigilOnSharedCore) {}
+
+  // Between two looks; `now` is the time of the first of them.
+  void pause(Clock::time_point now) {
+    if (since_ == kNever) since_ = now;
+    const auto waited = now - since_;
+    if (waited < vigil_.keeps_core) return;
+    if (waited < vigil_.stays_awake) return std::this_thread::yield();
     std::this_thread::sleep_for(sleep_);
     sleep_ = std::min(sleep_ * 2, std::chrono::microseconds(500));
   }
 
  private:
-  int looks_ = 0;
+  static constexpr Clock::time_point kNever{};
+
+  const Vigil vigil_;
+  Clock::time_point since_ = kNever;
   std::chrono::microseconds sleep_{20};
 };
 
 using Progress = MpiProgress;
 using Failed = std::shared_ptr<const std::function<bool()>>;
+
+// What the transfers of a wire have in common.
+struct Shared {
+  Failed failed;
+  std::shared_ptr<Progress> progress;
+  CoreUse cores = CoreUse::shared;
+};
+
+// Who calls MPI so that a transfer proceeds.
+enum class Mover : std::uint8_t {
+  waiter,            // whoever started it waits for it at once
+  waiter_or_thread,  // the wire's thread, too, while nobody waits
+};
 
 template <class Action>
 class Finally {
@@ -67,8 +92,9 @@ class Finally {
 // Header and payload of one message: the requests of both, and the memory of the first.
 class MpiTransfer : public Transfer {
  public:
-  MpiTransfer(Failed failed, std::shared_ptr<Progress> progress) : failed_(std::move(failed)), progress_(std::move(progress)) {
-    progress_->transfer_begins();
+  MpiTransfer(const Shared& shared, Mover mover)
+      : failed_(shared.failed), progress_(shared.progress), ended_(mover == Mover::waiter), backoff_(shared.cores) {
+    if (!ended_.load()) progress_->transfer_begins();
   }
   MpiTransfer(const MpiTransfer&) = delete;
   MpiTransfer& operator=(const MpiTransfer&) = delete;
@@ -78,9 +104,10 @@ class MpiTransfer : public Transfer {
     progress_->wait_begins();
     const Finally leave([this] { progress_->wait_ends(); });
     while (!test()) {
-      if (Clock::now() >= deadline || (*failed_)()) return test();
+      const Clock::time_point now = Clock::now();
+      if (now >= deadline || (*failed_)()) return test();
       progress_->look();
-      backoff_.pause();
+      backoff_.pause(now);
     }
     return true;
   }
@@ -105,17 +132,17 @@ class MpiTransfer : public Transfer {
   // For a transfer that goes away: true where MPI is done with the request within a moment.
   [[nodiscard]] static bool settles(MPI_Request& request) noexcept {
     const Clock::time_point end = Clock::now() + std::chrono::milliseconds(50);
-    Backoff backoff;
+    Backoff backoff(CoreUse::shared);
     int done = request == MPI_REQUEST_NULL ? 1 : 0;
-    while (done == 0 && Clock::now() < end) {
+    for (Clock::time_point now = Clock::now(); done == 0 && now < end; now = Clock::now()) {
       if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return true;
-      if (done == 0) backoff.pause();
+      if (done == 0) backoff.pause(now);
     }
     return done != 0;
   }
 
   [[nodiscard]] virtual bool is_complete() = 0;
-  [[nodiscard]] Progress& shared() noexcept { return *progress_; }
+  [[nodiscard]] Progress& progress() noexcept { return *progress_; }
 
  private:
   void ends() noexcept {
@@ -124,15 +151,18 @@ class MpiTransfer : public Transfer {
 
   const Failed failed_;
   const std::shared_ptr<Progress> progress_;
-  std::atomic<bool> ended_{false};
-  Backoff backoff_;  // of all waits for this transfer together
+  std::atomic<bool> ended_;  // as far as the wire's thread is concerned
+  Backoff backoff_;          // of all waits for this transfer together
 };
+
+// To wake the wire's thread takes several times as long as a small message.
+Mover mover_on(std::uint32_t channel) { return is_collective_channel(channel) ? Mover::waiter : Mover::waiter_or_thread; }
 
 class MpiSend final : public MpiTransfer {
  public:
-  MpiSend(MPI_Comm comm, int to, int tag, const Header& header, std::span<const std::byte> bytes, Failed failed,
-          std::shared_ptr<Progress> progress)
-      : MpiTransfer(std::move(failed), std::move(progress)) {
+  MpiSend(MPI_Comm comm, int to, int tag, const Header& header, std::span<const std::byte> bytes, const Shared& shared,
+          Mover mover)
+      : MpiTransfer(shared, mover) {
     const bool is_inline = header.payload_tag < 0;
     first_ = std::make_unique<std::vector<std::byte>>(sizeof(header) + (is_inline ? bytes.size() : 0));
     std::memcpy(first_->data(), &header, sizeof(header));
@@ -166,23 +196,22 @@ class MpiSend final : public MpiTransfer {
 
 class MpiReceive final : public MpiTransfer, private Progress::Receiver {
  public:
-  MpiReceive(MPI_Comm comm, int from, int tag, std::uint64_t mark, std::span<std::byte> bytes, Failed failed,
-             std::shared_ptr<Progress> progress)
-      : MpiTransfer(std::move(failed), std::move(progress)),
+  MpiReceive(MPI_Comm comm, int from, int tag, std::uint64_t mark, std::span<std::byte> bytes, const Shared& shared, Mover mover)
+      : MpiTransfer(shared, mover),
         comm_(comm),
         from_(from),
         tag_(tag),
         mark_(mark),
         bytes_(bytes),
-        first_(std::make_unique<First>()) {
+        first_(std::make_unique_for_overwrite<First>()) {
     check_mpi(MPI_Irecv(first_->data(), static_cast<int>(first_->size()), MPI_BYTE, from, tag, comm, &first_request_),
               "MPI_Irecv");
-    shared().add(*this);
+    progress().add(*this);
   }
   ~MpiReceive() override { cancel(); }
 
   void cancel() noexcept override {
-    shared().remove(*this);
+    progress().remove(*this);
     const auto give_up = [](MPI_Request& request) {
       if (request == MPI_REQUEST_NULL) return true;
       static_cast<void>(MPI_Cancel(&request));
@@ -196,7 +225,7 @@ class MpiReceive final : public MpiTransfer, private Progress::Receiver {
 
  private:
   [[nodiscard]] bool is_complete() override {
-    if (!has_header_.load()) shared().look();
+    if (!has_header_.load()) progress().look();
     if (!has_header_.load()) return false;
     if (error_) std::rethrow_exception(error_);
     return complete(rest_);
@@ -260,10 +289,11 @@ void check_mpi(int code, const char* what) {
   throw IoError(fmt::format("{}: {}", what, std::string(text.data(), static_cast<std::size_t>(length))));
 }
 
-MpiWire::MpiWire(MPI_Comm comm, std::function<bool()> failed)
+MpiWire::MpiWire(MPI_Comm comm, std::function<bool()> failed, CoreUse cores)
     : comm_(comm),
       failed_(std::make_shared<const std::function<bool()>>(std::move(failed))),
-      progress_(std::make_shared<MpiProgress>(comm)) {
+      progress_(std::make_shared<MpiProgress>(comm)),
+      cores_(cores) {
   check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(comm_, &ranks_), "MPI_Comm_size");
   void* value = nullptr;
@@ -275,6 +305,8 @@ MpiWire::MpiWire(MPI_Comm comm, std::function<bool()> failed)
 
 MpiWire::~MpiWire() { progress_->stop(); }
 
+std::int64_t MpiWire::looks_of_thread() const noexcept { return progress_->looks_of_thread(); }
+
 int MpiWire::tag_of(std::uint32_t channel) const {
   TANDEM_CHECK(channel < channels_, fmt::format("channel {}; this MPI has tags for {}", channel, channels_));
   return static_cast<int>(channel);
@@ -284,11 +316,13 @@ std::unique_ptr<Transfer> MpiWire::send(int to, std::uint32_t channel, std::uint
   Header header{mark, bytes.size()};
   // Its own while fewer than a billion messages are under way.
   if (bytes.size() > kInlineBytes) header.payload_tag = channels_ + payloads_.fetch_add(1) % (channels_ - 1);
-  return std::make_unique<MpiSend>(comm_, to, tag_of(channel), header, bytes, failed_, progress_);
+  return std::make_unique<MpiSend>(comm_, to, tag_of(channel), header, bytes, Shared{failed_, progress_, cores_},
+                                   mover_on(channel));
 }
 
 std::unique_ptr<Transfer> MpiWire::receive(int from, std::uint32_t channel, std::uint64_t mark, std::span<std::byte> bytes) {
-  return std::make_unique<MpiReceive>(comm_, from, tag_of(channel), mark, bytes, failed_, progress_);
+  return std::make_unique<MpiReceive>(comm_, from, tag_of(channel), mark, bytes, Shared{failed_, progress_, cores_},
+                                      mover_on(channel));
 }
 
 }  // namespace tandem

@@ -165,11 +165,11 @@ TEST_F(MpiWireTest, CancelledReceivesLeaveTheBytesAlone) {
   }
 }
 
-TEST_F(MpiWireTest, TransfersProceedWhileNobodyWaits) {
+TEST_F(MpiWireTest, MessagesBetweenWhichARankComputesProceedWhileNobodyWaits) {
   const Bytes sent = pattern(3000000, rank());
   Bytes got(sent.size());
-  const auto receive = wire_->receive(previous(), 32, 1, got);
-  const auto send = wire_->send(next(), 32, 1, sent);
+  const auto receive = wire_->receive(previous(), 33, 1, got);
+  const auto send = wire_->send(next(), 33, 1, sent);
 
   // Neither is asked: only a thread of the wire can bring the last byte.
   const std::byte last = pattern(sent.size(), previous()).back();
@@ -179,6 +179,29 @@ TEST_F(MpiWireTest, TransfersProceedWhileNobodyWaits) {
   EXPECT_EQ(std::atomic_ref(got.back()).load(), last);
   ASSERT_TRUE(send->wait(soon()));
   ASSERT_TRUE(receive->wait(soon()));
+}
+
+// To wake a thread takes many times as long as a small message.
+TEST_F(MpiWireTest, MessagesOfCollectivesWakeNoThread) {
+  const std::uint32_t of_collectives = 34, between = 35;
+  const auto looks_of_exchanges = [&](std::uint32_t channel) {
+    const std::int64_t before = wire_->looks_of_thread();
+    for (int round = 0; round < 200; ++round) {
+      const Bytes sent = pattern(64, round);
+      Bytes got(sent.size());
+      const auto receive = wire_->receive(previous(), channel, 1, got);
+      const auto send = wire_->send(next(), channel, 1, sent);
+      if (channel == between) std::this_thread::sleep_for(100us);
+      EXPECT_TRUE(receive->wait(soon()) && send->wait(soon()));
+      EXPECT_EQ(got, sent);
+    }
+    return wire_->looks_of_thread() - before;
+  };
+
+  EXPECT_GT(looks_of_exchanges(between), 0);
+  MPI_Barrier(comm_);
+  std::this_thread::sleep_for(5ms);  // the thread is through with the last of these
+  EXPECT_EQ(looks_of_exchanges(of_collectives), 0);
 }
 
 TEST_F(MpiWireTest, ChannelsBeyondMpisTagsAreRefused) {

@@ -17,15 +17,14 @@
 namespace tandem {
 namespace {
 
-std::shared_ptr<Group> group_of_all(const std::shared_ptr<WorldState>& world, MPI_Comm comm, const WorldSettings& settings) {
+std::shared_ptr<Group> group_of_all(const std::shared_ptr<WorldState>& world, MPI_Comm comm, CoreUse cores,
+                                    const WorldSettings& settings) {
   if (comm == MPI_COMM_NULL) return make_shared_group(world, {0}).front();
-  return make_message_group(world,
-                            std::make_unique<MpiWire>(comm,
-                                                      [state = std::weak_ptr(world)] {
-                                                        const auto alive = state.lock();
-                                                        return !alive || alive->failed();
-                                                      }),
-                            settings);
+  const auto failed = [state = std::weak_ptr(world)] {
+    const auto alive = state.lock();
+    return !alive || alive->failed();
+  };
+  return make_message_group(world, std::make_unique<MpiWire>(comm, failed, cores), settings);
 }
 
 // Whatever goes wrong before the body begins is a failure of this rank, too: the others must hear of it.
@@ -34,7 +33,7 @@ std::exception_ptr run_here(MpiJob& job, const std::shared_ptr<WorldState>& worl
   std::shared_ptr<Group> group;
   try {
     if (options.ranks > 1) comm = job.first_processes(options.ranks);
-    group = group_of_all(world, comm, options.settings);
+    group = group_of_all(world, comm, job.core_use(), options.settings);
   } catch (const std::exception& error) {
     const int rank = job.shape().rank;
     world->fail({Failure::Kind::peer, rank, fmt::format("rank {} failed: {}", rank, error.what())});

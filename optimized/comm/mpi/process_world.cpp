@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/comm/mpi/process_world.h"
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
 #include <utility>
@@ -16,6 +17,8 @@ namespace {
 
 // Long enough for processes that share their core with others to answer.
 constexpr std::chrono::milliseconds kReportPatience{300};
+// A rank that computes hears of a failure at its next communication, which is at most a step away; all others wait as long.
+constexpr std::chrono::milliseconds kShortestPatience{5000};
 
 // Tells the other processes when the world fails here, once.
 class Messenger final : public WorldState::Sleepers {
@@ -81,7 +84,7 @@ void run_process_world(JobControl& control, const JobShape& job, const WorldOpti
   watch(control, world, messenger, steps);
   const std::exception_ptr error = steps.run();
   const auto own = world->failed() ? std::optional(world->failure()) : std::nullopt;
-  const std::optional<Failure> outcome = control.end(own, steps.meanwhile);
+  const std::optional<Failure> outcome = control.end(own, steps.meanwhile, std::max(options.deadline, kShortestPatience));
   if (steps.close) steps.close(!outcome);
   if (!outcome) return;
   if (error && outcome->rank == job.rank) std::rethrow_exception(error);

@@ -43,8 +43,11 @@ class Floats {
 TEST(NcclFailures, AMissingRankIsNamedByTheDeadlineAndTheStreamsComeFree) {
   const FakeNccl nccl;
   std::latch others_know(2);
-  run_fake_world({.ranks = 3, .deadline = 200ms}, [&](Communicator& comm, Memory& lane) {
+  std::latch all_run(3);
+  // The first bucket must be in time on a machine with other work, too.
+  run_fake_world({.ranks = 3, .deadline = 500ms}, [&](Communicator& comm, Memory& lane) {
     const Floats data(lane, 10);
+    all_run.arrive_and_wait();
     comm.all_reduce(data.view(), {.name = "bucket 1"}).wait_host();
     if (comm.rank() == 2) return others_know.wait();
     // On the device's tensors wait_host() returns at once: who reads the result waits, until NCCL has been told to end.
@@ -52,7 +55,7 @@ TEST(NcclFailures, AMissingRankIsNamedByTheDeadlineAndTheStreamsComeFree) {
     static_cast<void>(data.first());
     const std::string text = text_of<TimeoutError>([&] { comm.barrier(); });
     EXPECT_TRUE(
-        contains(text, "waited 200 ms in all_reduce 'bucket 2' of 10 fp32 for rank 2: rank 2 finished all_reduce 'bucket 1'"))
+        contains(text, "waited 500 ms in all_reduce 'bucket 2' of 10 fp32 for rank 2: rank 2 finished all_reduce 'bucket 1'"))
         << text;
     others_know.count_down();
   });
@@ -174,8 +177,9 @@ TEST(NcclFailures, CallsThatDoNotMatchAreNamedWhereNcclHangsAndWhereItDoesNot) {
         comm.all_reduce(data.view(), {.name = "gradients"}).wait_host();
         comm.barrier();
       });
-      EXPECT_TRUE(contains(text, "rank 0 calls all_reduce 'gradients' of 10 fp32, rank 2 calls all_reduce 'gradients' of 8 fp32"))
-          << text;
+      // Whoever looks names the first two that do not match, of those that have come so far.
+      const std::string pair = " calls all_reduce 'gradients' of 10 fp32, rank 2 calls all_reduce 'gradients' of 8 fp32";
+      EXPECT_TRUE(contains(text, "rank 0" + pair) || contains(text, "rank 1" + pair)) << text;
       told.fetch_add(1);
     });
     EXPECT_EQ(told.load(), 3);
