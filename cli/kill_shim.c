@@ -5,7 +5,11 @@
 //   KILL_SHIM_AT       number of the call, from 1
 //   KILL_SHIM_MODE     kill    the process ends by SIGKILL instead of the call; a write is half done by then
 //                      full    the disk is full from this call on: nothing can be written or made
+//                      quota   likewise, and the reason is the user's quota
 //                      sync    the fsync of this number (others do not count) fails with EIO
+//                      write   the write of this number (likewise) fails with EIO
+//                      rename  the rename of this number (likewise) fails with EIO
+//                      slow    every write and fsync takes KILL_SHIM_MS milliseconds longer
 //                      short   every write does half of what it was asked for, and says so
 //                      flip    a fault of a writer, for a test of the test: the write of this number changes a bit
 //                      eager   likewise: complete steps go away when the next is begun; then as kill
@@ -26,6 +30,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 static long num_calls;
@@ -61,16 +66,30 @@ static const char* resolve(int at, const char* name, char* out) {
   return out;
 }
 
+static int fills(void) { return mode_is("full") || mode_is("quota"); }
+
+static void delay(const char* call) {
+  const char* const text = getenv("KILL_SHIM_MS");
+  const long milliseconds = text != NULL ? atol(text) : 0;
+  const struct timespec pause = {milliseconds / 1000, milliseconds % 1000 * 1000000};
+  if (strcmp(call, "write") == 0 || strcmp(call, "fsync") == 0) nanosleep(&pause, NULL);
+}
+
 // Whether harm is due at this call, whose number it takes.
 static int due(const char* call, const char* path) {
   if (!is_below(path)) return 0;
+  if (mode_is("slow")) {
+    delay(call);
+    return 0;
+  }
   if (mode_is("sync") && strcmp(call, "fsync") != 0) return 0;
-  if (mode_is("flip") && strcmp(call, "write") != 0) return 0;
+  if (mode_is("rename") && strncmp(call, "rename", 6) != 0) return 0;
+  if ((mode_is("flip") || mode_is("write")) && strcmp(call, "write") != 0) return 0;
   const long number = __atomic_add_fetch(&num_calls, 1, __ATOMIC_SEQ_CST);
   const char* at = getenv("KILL_SHIM_AT");
   const long wanted = at != NULL ? atol(at) : 0;
   if (number == wanted) dprintf(2, "kill_shim: call %ld, %s %s\n", number, call, path);
-  return mode_is("full") ? number >= wanted : number == wanted;
+  return fills() ? number >= wanted : number == wanted;
 }
 
 static int kills(void) { return mode_is("kill") || mode_is("eager"); }
@@ -84,11 +103,11 @@ static void die(void) {
 static int refused(const char* call, const char* path, int makes) {
   if (!due(call, path)) return 0;
   if (kills()) die();
-  if (mode_is("full") && makes) {
-    errno = ENOSPC;
+  if (fills() && makes) {
+    errno = mode_is("quota") ? EDQUOT : ENOSPC;
     return -1;
   }
-  if (mode_is("sync")) {
+  if (mode_is("sync") || mode_is("rename")) {
     errno = EIO;
     return -1;
   }
@@ -103,9 +122,9 @@ static ssize_t allowed(int descriptor, size_t bytes, int* flips) {
   const char* path = resolve(descriptor, NULL, buffer);
   const int harm = due("write", path);
   if (mode_is("short") && is_below(path)) return (ssize_t)(bytes + 1) / 2;
-  if (!harm || mode_is("sync")) return (ssize_t)bytes;
-  if (mode_is("full")) {
-    errno = ENOSPC;
+  if (!harm || mode_is("sync") || mode_is("rename")) return (ssize_t)bytes;
+  if (fills() || mode_is("write")) {
+    errno = mode_is("full") ? ENOSPC : mode_is("quota") ? EDQUOT : EIO;
     return -1;
   }
   *flips = mode_is("flip");
@@ -128,7 +147,7 @@ static ssize_t finish_write(ssize_t written, ssize_t allowed_bytes, size_t asked
 static int open_at(int at, const char* file, int flags, mode_t mode) {
   char buffer[PATH_MAX];
   const int changes = (flags & (O_CREAT | O_TRUNC)) != 0 || (flags & O_ACCMODE) != O_RDONLY;
-  if (changes && refused("open", resolve(at, file, buffer), (flags & O_CREAT) != 0) != 0) return -1;
+  if (changes && refused("open", resolve(at, file, buffer), (flags & (O_CREAT | O_TMPFILE)) != 0) != 0) return -1;
   int (*real)(int, const char*, int, ...);
   next("openat", &real);
   return real(at, file, flags, mode);

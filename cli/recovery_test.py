@@ -69,6 +69,10 @@ def processes_of(out):
     return found
 
 
+def text_of(file):
+    return file.read_text() if file.exists() else ""
+
+
 def wait_until(condition, what, seconds=30):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -166,6 +170,14 @@ class Threads(Runs):
         self.check(run(line), 0)
         self.assert_undisturbed()
 
+    def test_a_hung_worker_of_a_supervisor_that_was_killed_ends_by_itself(self):
+        line = command(self.out, *SUPERVISION, "--folder-seconds", "0.2", *faults("hang@step=6,rank=1"))
+        process = subprocess.Popen(line, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(lambda: "hang" in text_of(self.out / "faults_struck"), "the fault")
+        process.kill()
+        process.wait()
+        wait_until(lambda: not processes_of(self.out), "the end of the worker", seconds=10)
+
     def test_preempted_runs_save_and_go_on(self):
         line = faults("preempt@step=7")
         done = self.supervise(*line, status=130)
@@ -253,9 +265,14 @@ class Threads(Runs):
         self.assertIn("the newest checkpoint is of step 0 of 20", done.stderr)
 
     def test_a_step_that_was_left_out_does_not_break_a_run(self):
-        done = run(command(self.out, *faults("nan@step=8,rank=1"), "--set", "anomaly_action=skip", "--set", "anomaly_retry=false"))
+        report = self.root / "skipped.json"
+        done = run(command(self.out, *faults("nan@step=8,rank=1"), "--set", "anomaly_action=skip", "--set", "anomaly_retry=false",
+                           "--json", report))
         self.check(done, 0)
         self.assertIn("1 skipped", done.stdout)
+        incidents = json.loads(report.read_text())["incidents"]
+        self.assertEqual([(one["step"], one["rank"]) for one in incidents], [(8, 1)], incidents)
+        self.assertIn("left out", incidents[0]["what"])
 
     def test_one_supervisor_at_a_time(self):
         self.out.mkdir()
@@ -295,6 +312,11 @@ class Threads(Runs):
             (["--supervise", "--json", "nowhere/r.json"], "--json"),
             (["--supervise", "--launcher", "nowhere/srun -n 2"], "nowhere/srun"),
             (["--heartbeat-seconds", "0"], "--heartbeat-seconds"),
+            (["--tensorboard", "/proc/nowhere"], "--tensorboard /proc/nowhere"),
+            (["--supervise", "--metrics", "/proc/nowhere/m.jsonl"], "--metrics /proc/nowhere"),
+            (["--supervise", "--elastic", "--min-ranks", "3"], "--min-ranks 3: the plan has 2 ranks"),
+            (["--memory-tier", "--ranks-per-node", "3"], "--ranks-per-node 3: the plan has 2 ranks"),
+            (["--ranks-per-node", "2"], "add --memory-tier"),
             (["--replay", "nowhere"], "nowhere"),
         ):
             with self.subTest(more=more):

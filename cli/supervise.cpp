@@ -14,6 +14,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <utility>
 
 #include <fmt/format.h>
@@ -88,6 +89,10 @@ SupervisorOptions supervisor_options(const TrainArguments& arguments, const Trai
   options.max_restarts = given.max_restarts;
   options.backoff_seconds = given.backoff_seconds;
   options.shrink = given.elastic;
+  if (const int ranks = options.plan.parallel.world_size(); given.least_ranks > ranks) {
+    throw InputError(fmt::format("--min-ranks {}: the plan has {} rank{}; it can only shrink", given.least_ranks, ranks,
+                                 ranks == 1 ? "" : "s"));
+  }
   options.least_ranks = given.least_ranks;
   options.replace_slow = given.replace_slow;
   if (!given.elastic || ranks_left >= options.plan.parallel.world_size()) return options;
@@ -157,6 +162,8 @@ int supervise_run(const TrainArguments& given, const std::atomic<bool>& stop) {
   static_cast<void>(parse_faults(arguments.faults));
   require_writable(arguments.json, "--json");
   require_writable_folder(arguments.output, "--out");
+  require_writable_metrics(arguments);
+  const std::unique_ptr<RunGuardian> guardian = make_guardian(arguments);
   const std::string mark = run_mark(arguments.output);
   RunFolder folder(arguments.output, arguments.supervise.patience_seconds, stop, note);
   end_orphans(mark, arguments.supervise.patience_seconds, note);
@@ -176,9 +183,9 @@ int supervise_run(const TrainArguments& given, const std::atomic<bool>& stop) {
   const std::size_t before = incidents_since(arguments.output, 0).size();
   IncidentLog log(arguments.output);
   SupervisedRun run;
-  const double began_unix_seconds = unix_seconds();
+  const std::size_t steps_before = steps_behind(metrics_file(arguments), 0).size();
   run.report = supervise(options, launcher, beats, log, stop, say);
-  count_steps(steps_since(metrics_file(arguments), began_unix_seconds), run.report);
+  count_steps(steps_behind(metrics_file(arguments), steps_before), run.report);
   run.incidents = incidents_since(arguments.output, before);
   run.output = arguments.output;
   run.newest_step = newest_step_of(plan).value_or(0);

@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <span>
 #include <sstream>
@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "core/io/hash.h"
+#include "core/timeline.h"
 #include "optimized/checkpoint/catalogue.h"
 #include "optimized/checkpoint/tiers.h"
 #include "optimized/comm/mpi/mpi_world.h"
@@ -23,6 +24,14 @@
 
 namespace tandem {
 namespace {
+
+constexpr const char* kSharedFiles = "/dev/shm/vader_segment.";  // of Open MPI
+
+// Of this supervisor's workers, and not of those of the next one of the same run.
+std::string supervisor_mark() {
+  static const std::string mark = fmt::format("TANDEM_SUPERVISOR={}-{}", getpid(), Timeline::now_ns());
+  return mark;
+}
 
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream stream(text);
@@ -56,7 +65,8 @@ std::optional<std::int64_t> newest_in_store(const TrainPlan& plan) {
 ProcessLauncherOptions process_options(const TrainArguments& arguments) {
   ProcessLauncherOptions options;
   options.mark = run_mark(arguments.output);
-  options.shared_files = "/dev/shm/vader_segment.";  // of Open MPI
+  options.shared_files = kSharedFiles;
+  options.environment = {supervisor_mark()};
   options.stop_signal = arguments.world.transport == "threads" && !has_own_launcher(arguments) ? SIGTERM : SIGUSR1;
   return options;
 }
@@ -82,7 +92,7 @@ RunLauncher::RunLauncher(const TrainArguments& arguments, const TrainPlan& plan,
       known_lost_(lost_ranks_of(plan).size()) {}
 
 std::unique_ptr<Worker> RunLauncher::start(const Attempt& attempt) {
-  started_unix_seconds_ = unix_seconds();
+  steps_before_ = steps_behind(metrics_file(arguments_), 0).size();
   try {
     return processes_.start(attempt);
   } catch (const Error& error) {
@@ -106,7 +116,7 @@ std::optional<std::int64_t> RunLauncher::newest_step() {
 
 // The last line of the present attempt: after a rollback it is not the highest.
 std::optional<std::int64_t> RunLauncher::steps_done() {
-  const std::vector<StepMetrics> steps = steps_since(metrics_file(arguments_), started_unix_seconds_);
+  const std::vector<StepMetrics> steps = steps_behind(metrics_file(arguments_), steps_before_);
   return steps.empty() ? std::nullopt : std::optional(steps.back().step);
 }
 
@@ -167,6 +177,12 @@ void RunLauncher::add_run_arguments(std::vector<std::string>& words) const {
   if (from.live) words.emplace_back("--live");
 }
 
+std::unique_ptr<RunGuardian> make_guardian(const TrainArguments& arguments) {
+  ::unsetenv("TANDEM_SUPERVISOR");  // of a supervisor that this one is a worker of
+  constexpr double kSaving = 3;     // as long as a worker may save that its supervisor has asked to stop
+  return std::make_unique<RunGuardian>(supervisor_mark(), kSaving * arguments.supervise.patience_seconds, kSharedFiles);
+}
+
 std::string run_mark(const std::string& output) {
   const std::string name = std::filesystem::weakly_canonical(std::filesystem::absolute(output)).string();
   return "TANDEM_RUN=" + to_hex(hash64(std::as_bytes(std::span(name))));
@@ -176,16 +192,14 @@ std::string metrics_file(const TrainArguments& arguments) {
   return arguments.metrics.empty() ? (std::filesystem::path(arguments.output) / "metrics.jsonl").string() : arguments.metrics;
 }
 
-double unix_seconds() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
-
-std::vector<StepMetrics> steps_since(const std::string& file, double since_unix_seconds) {
+std::vector<StepMetrics> steps_behind(const std::string& file, std::size_t count) {
   std::vector<StepMetrics> steps;
   try {
     steps = read_metrics(file).steps;
   } catch (const Error&) {
     return {};  // none were written, or the file is not ours
   }
-  std::erase_if(steps, [since_unix_seconds](const StepMetrics& step) { return step.unix_seconds < since_unix_seconds; });
+  steps.erase(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(std::min(count, steps.size())));
   return steps;
 }
 

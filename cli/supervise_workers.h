@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +11,7 @@
 #include "cli/train_options.h"
 #include "optimized/monitoring/step_metrics.h"
 #include "optimized/recovery/process_launcher.h"
+#include "optimized/recovery/run_guardian.h"
 
 namespace tandem {
 
@@ -38,17 +41,19 @@ class RunLauncher final : public Launcher {
   ProcessLauncher processes_;
   bool goes_on_;
   std::size_t known_lost_ = 0;
-  double started_unix_seconds_ = 0;  // the present attempt
+  std::size_t steps_before_ = 0;  // lines of the metrics file before the present attempt
   std::string refusal_;
 };
 
+/// Ends the workers of this supervisor where it is killed. To be made before anything that it must not share. Throws IoError.
+[[nodiscard]] std::unique_ptr<RunGuardian> make_guardian(const TrainArguments& arguments);
 /// NAME=VALUE in the environment of all processes of the run with this folder.
 [[nodiscard]] std::string run_mark(const std::string& output);
 /// Where the workers of a supervised run write a line for each step.
 [[nodiscard]] std::string metrics_file(const TrainArguments& arguments);
-[[nodiscard]] double unix_seconds();
-/// Of a metrics file, the steps that ended after this moment, in their order; none where it cannot be read.
-[[nodiscard]] std::vector<StepMetrics> steps_since(const std::string& file, double since_unix_seconds);
+/// Of a metrics file, the steps behind the first `count` of them, in the order in which they were written, whatever the clock
+/// did; none where it cannot be read.
+[[nodiscard]] std::vector<StepMetrics> steps_behind(const std::string& file, std::size_t count);
 /// Newest step that the workers would go on from, over all tiers; nothing: the beginning.
 [[nodiscard]] std::optional<std::int64_t> newest_step_of(const TrainPlan& plan);
 /// The same without memory, where it is beyond that step.

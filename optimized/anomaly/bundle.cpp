@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/anomaly/bundle.h"
 
+#include <algorithm>
+#include <charconv>
+#include <functional>
+#include <optional>
 #include <span>
+#include <string_view>
 #include <system_error>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -62,6 +68,29 @@ void link_files(const fs::path& from, const fs::path& to, FileOperations& files)
   files.sync_folder(to);
 }
 
+// 12 of "incident-012".
+std::optional<std::int64_t> number_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "incident-";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  std::int64_t number = 0;
+  const char* const end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, number);
+  return error == std::errc() && stop == end ? std::optional(number) : std::nullopt;
+}
+
+void prune(const fs::path& run_folder, FileOperations& files) {
+  std::vector<std::pair<std::int64_t, fs::path>> bundles;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(run_folder, ignored)) {
+    if (const auto number = number_of(entry.path().filename().string())) bundles.emplace_back(*number, entry.path());
+  }
+  std::sort(bundles.begin(), bundles.end(), std::greater<>());
+  try {
+    for (std::size_t i = kKeptBundles; i < bundles.size(); ++i) files.remove(bundles[i].second);
+  } catch (const IoError&) {  // the next one tries again
+  }
+}
+
 }  // namespace
 
 Hash128 hash_of(const Batch& batch) {
@@ -84,6 +113,7 @@ fs::path write_bundle(const fs::path& run_folder, std::int64_t number, const Inc
     files.sync_folder(unfinished);
     const fs::path older = replace_folder(files, unfinished, target);
     if (!older.empty()) files.remove(older);
+    prune(run_folder, files);
   } catch (const fs::filesystem_error& failure) {
     throw IoError(fmt::format("{}: {}", target.string(), failure.what()));
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -32,7 +33,9 @@ struct IncidentBundle {
 
 /// Of its ids and targets.
 [[nodiscard]] Hash128 hash_of(const Batch& batch);
-/// Returns the folder. Throws IoError.
+/// Bundles of a run that stay, the newest by number: each holds the files of a checkpoint.
+inline constexpr std::size_t kKeptBundles = 20;
+/// Returns the folder. Bundles beyond kKeptBundles are removed, the oldest first; what cannot be is left. Throws IoError.
 std::filesystem::path write_bundle(const std::filesystem::path& run_folder, std::int64_t number, const IncidentBundle& bundle,
                                    FileOperations& files);
 /// Throws InputError naming file and field.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/anomaly/guard.h"
 
+#include <algorithm>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -29,6 +31,19 @@ class Stopwatch {
   double& seconds_;
   std::int64_t begin_ns_ = Timeline::now_ns();
 };
+
+constexpr std::string_view kSuspect = "suspect-";
+
+void prune_suspects(const fs::path& folder, FileOperations& files) {
+  std::vector<std::pair<std::int64_t, fs::path>> suspects;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(kSuspect)) continue;
+    if (const auto step = parse_step_folder_name(name.substr(kSuspect.size()))) suspects.emplace_back(*step, entry.path());
+  }
+  std::sort(suspects.begin(), suspects.end(), std::greater<>());
+  for (std::size_t i = kKeptSuspects; i < suspects.size(); ++i) files.remove(suspects[i].second);
+}
 
 }  // namespace
 
@@ -114,7 +129,7 @@ void set_aside_checkpoints_after(const fs::path& folder, std::int64_t step, File
       if (latest.empty()) latest = name + "\n";
       continue;
     }
-    const fs::path aside = folder / ("suspect-" + name);
+    const fs::path aside = folder / (std::string(kSuspect) + name);
     files.remove(aside);
     files.rename(entry.folder, aside);
     moved = true;
@@ -126,6 +141,7 @@ void set_aside_checkpoints_after(const fs::path& folder, std::int64_t step, File
     replace_file(files, folder / "latest", std::as_bytes(std::span(latest)));
   }
   files.sync_folder(folder);
+  prune_suspects(folder, files);
 }
 
 }  // namespace tandem

@@ -103,7 +103,9 @@ class AnomalyGuard {
 };
 
 /// Takes the checkpoints that are newer than `step` out of sight, so that no restart picks what a rollback has left: their
-/// folders are renamed to suspect-step-N (an older one of that name goes). Durable when it returns. Of rank 0.
+/// folders are renamed to suspect-step-N (an older one of that name goes), of which kKeptSuspects of the highest steps stay.
+/// Durable when it returns. Of rank 0.
+inline constexpr std::size_t kKeptSuspects = 3;
 void set_aside_checkpoints_after(const std::filesystem::path& folder, std::int64_t step, FileOperations& files);
 
 }  // namespace tandem

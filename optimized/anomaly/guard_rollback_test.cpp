@@ -239,5 +239,16 @@ TEST(AnomalyGuard, PutsNewerCheckpointsOutOfSight) {
   set_aside_checkpoints_after(folder / "nothing", 0, system_files());
 }
 
+TEST(AnomalyGuard, OfCheckpointsOutOfSightTheNewestStay) {
+  const TestFolder folder;
+  for (const int step : {4, 8, 12, 16, 100}) std::filesystem::create_directory(folder / step_folder_name(step).c_str());
+
+  set_aside_checkpoints_after(folder.path(), 4, system_files());
+
+  EXPECT_FALSE(std::filesystem::exists(folder / "suspect-step-00000008"));
+  for (const char* const kept : {"suspect-step-00000012", "suspect-step-00000016", "suspect-step-00000100"})
+    EXPECT_TRUE(std::filesystem::exists(folder / kept)) << kept;
+}
+
 }  // namespace
 }  // namespace tandem

@@ -4,6 +4,7 @@
 #include <limits>
 #include <span>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "core/io/test_folder.h"
@@ -192,6 +193,18 @@ TEST(IncidentBundle, KeepsWhatReplaysIt) {
   EXPECT_TRUE(std::isnan(read.losses[1]));
   EXPECT_EQ(read.losses[2], kInfinity);
   EXPECT_EQ(read.gradient_norms, some_bundle().gradient_norms);
+}
+
+TEST(IncidentBundle, OldOnesGo) {
+  const TestFolder folder;
+  std::filesystem::create_directory(folder / "step-00000004");
+  for (std::int64_t number = 1; number <= static_cast<std::int64_t>(kKeptBundles) + 2; ++number)
+    static_cast<void>(write_bundle(folder.path(), number, some_bundle(), system_files()));
+
+  EXPECT_FALSE(std::filesystem::exists(folder / "incident-001"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "incident-002"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "incident-003"));
+  EXPECT_TRUE(std::filesystem::exists(folder / fmt::format("incident-{:03}", kKeptBundles + 2)));
 }
 
 TEST(IncidentBundle, IsWholeOrNotThereWhereverTheProgramEnds) {

@@ -19,6 +19,7 @@ namespace tandem {
 [[nodiscard]] std::string step_folder_name(std::int64_t step);
 [[nodiscard]] std::optional<std::int64_t> parse_step_folder_name(const std::string& name);
 
+/// A folder with the name of a step's checkpoint, whole or not.
 struct CheckpointEntry {
   std::int64_t step = 0;
   std::filesystem::path folder;

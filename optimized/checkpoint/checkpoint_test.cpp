@@ -264,6 +264,25 @@ TEST(Checkpointer, IsSafeOnceItIsOnEveryTierAndTimesThat) {
   });
 }
 
+TEST(Checkpointer, TriesTheLastUploadOnceMoreAndElseSaysWhatToDo) {
+  const RunConfig config = tiny_config({.data = 2});
+  for (const std::int64_t down_for : {std::int64_t{1}, StoreScript::kForEver}) {
+    const TestFolder folder;
+    const auto store = std::make_shared<ScriptedStore>(std::make_shared<FolderStore>(folder / "store"), StoreScript{});
+    store->set_script({.down = {0, down_for}});
+    with_engines(config, [&](Engine& engine) {
+      Checkpointer checkpointer({.folder = folder / "run", .store = store}, engine);
+      checkpointer.save({config, 1, "synthetic", ""});
+      checkpointer.finish();
+      EXPECT_EQ(checkpointer.last_is_safe(), down_for == 1);
+      ASSERT_EQ(checkpointer.problems().size(), down_for == 1 ? 0U : 1U);
+      if (down_for != 1) {
+        EXPECT_NE(checkpointer.problems()[0].find("copy this folder to the store"), std::string::npos);
+      }
+    });
+  }
+}
+
 TEST(Publish, RefusesWhereAFileOfARankIsNotThereOrTooShort) {
   const TestFolder folder;
   save_trained(tiny_config({.data = 2}), folder.path());

@@ -78,11 +78,16 @@ class Checkpointer::State {
   }
 
   void finish() {
-    while (busy()) {
-      if (writing_.active()) writing_.wait(kLook);
-      if (uploading_.active() && !writing_.active()) uploading_.wait(kLook);
-      advance();
+    is_finishing_ = true;
+    drain();
+    // The last copy has nothing to come after it that would make it good.
+    if (failed_upload_ && failed_upload_->step == last_saved_) {
+      pending_upload_ = *std::exchange(failed_upload_, std::nullopt);
+      is_last_try_ = true;
+      drain();
+      is_last_try_ = false;
     }
+    is_finishing_ = false;
   }
 
   void protect(std::set<std::int64_t> steps) { protected_ = std::move(steps); }
@@ -96,6 +101,14 @@ class Checkpointer::State {
  private:
   [[nodiscard]] bool leads() const { return world_.rank() == 0; }
   [[nodiscard]] int rank() const { return world_.rank(); }
+
+  void drain() {
+    while (busy()) {
+      if (writing_.active()) writing_.wait(kLook);
+      if (uploading_.active() && !writing_.active()) uploading_.wait(kLook);
+      advance();
+    }
+  }
 
   void advance() {
     advance_writing();
@@ -231,10 +244,7 @@ class Checkpointer::State {
   void end_upload_phase(const std::vector<PhaseOutcome>& outcomes) {
     const std::string error = first_error(outcomes);
     times_[upload_.times].uploading_seconds += slowest(outcomes);
-    if (!error.empty()) {
-      problems_.push_back(
-          fmt::format("step {} was not uploaded: {}; it is complete in {}", upload_.step, error, upload_.folder.string()));
-    }
+    if (!error.empty()) upload_failed(error);
     if (publishing_remote_ || !error.empty()) {
       last_is_safe_ = error.empty() && upload_.step == last_saved_;
       times_[upload_.times].ended = true;
@@ -248,6 +258,15 @@ class Checkpointer::State {
       prune_remote(*options_.store, options_.keep, protect);
       return PhaseOutcome{};
     });
+  }
+
+  // Told at once, unless it is tried again at once.
+  void upload_failed(const std::string& error) {
+    if (!is_last_try_) failed_upload_ = upload_;
+    if (is_finishing_ && !is_last_try_ && upload_.step == last_saved_) return;
+    const char* const advice = is_last_try_ ? "; copy this folder to the store by hand, manifest.json last" : "";
+    problems_.push_back(fmt::format("step {} was not uploaded: {}; it is complete in {}{}", upload_.step, error,
+                                    upload_.folder.string(), advice));
   }
 
   CheckpointerOptions options_;
@@ -265,6 +284,8 @@ class Checkpointer::State {
   bool last_is_safe_ = true;
   std::optional<Upload> pending_upload_;
   Upload upload_;
+  std::optional<Upload> failed_upload_;  // the last that failed, to be tried once more at the end
+  bool is_finishing_ = false, is_last_try_ = false;
   std::optional<std::int64_t> uploading_step_;
   std::set<std::int64_t> protected_;
   bool publishing_remote_ = false;

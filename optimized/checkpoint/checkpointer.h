@@ -61,7 +61,7 @@ class Checkpointer {
   void save(const CheckpointInfo& info);
   /// Collective, after each step: publishes what is complete on all ranks. Does not wait.
   void poll();
-  /// Collective: waits until nothing is under way.
+  /// Collective: waits until nothing is under way. Where the newest checkpoint could not be uploaded, that is tried once more.
   void finish();
   /// Steps that retention leaves alone, on each tier, from the next checkpoint on.
   void protect(std::set<std::int64_t> steps);

@@ -330,7 +330,7 @@ void clear_memory_tier(const MemoryTierPlace& place) {
     if (is_node_name(entry->path().filename().string())) nodes.push_back(entry->path());
   }
   for (const fs::path& node : nodes) fs::remove_all(node, ignored);
-  fs::remove(place.folder, ignored);  // empty, or it stays
+  if (fs::is_directory(place.folder, ignored)) fs::remove(place.folder, ignored);  // empty, or it stays
 }
 
 }  // namespace tandem

@@ -208,6 +208,10 @@ std::set<std::string> mapped_files(const std::vector<pid_t>& processes, const st
   return found;
 }
 
+void remove_files(const std::set<std::string>& files) {
+  for (const std::string& file : files) ::unlink(file.c_str());
+}
+
 // NAME=VALUE pairs of this process with those of `more`; what `defaults` says holds where the name is not set.
 std::vector<std::string> make_environment(const std::string& mark, const std::vector<std::string>& defaults) {
   std::vector<std::string> variables;
@@ -281,7 +285,7 @@ class ProcessWorker final : public Worker {
     const std::set<std::string> shared = mapped_files(find_processes(mark_, process_), shared_files_);
     if (!end_) ::kill(-process_, SIGKILL);
     kill_marked_processes(mark_, process_);
-    for (const std::string& file : shared) ::unlink(file.c_str());
+    remove_files(shared);
     look(0);
     waitpid(process_, nullptr, 0);
     gone_ = true;
@@ -350,20 +354,22 @@ std::optional<std::int64_t> ProcessLauncher::newest_step() {
 
 std::vector<pid_t> marked_processes(const std::string& mark) { return find_processes(mark, 0); }
 
-void kill_marked_processes(const std::string& mark, pid_t session) {
+void kill_marked_processes(const std::string& mark, pid_t session, const std::string& shared_files) {
   constexpr std::chrono::seconds kPatience{30};
   constexpr std::chrono::milliseconds kPause{5};
   const auto begin = std::chrono::steady_clock::now();
+  const std::set<std::string> shared = mapped_files(find_processes(mark, session), shared_files);
   // Until none is found twice: one may have been starting another, or another program, and shows no environment just then.
   for (int clean = 0; clean < 2;) {
     const std::vector<pid_t> left = find_processes(mark, session);
     clean = left.empty() ? clean + 1 : 0;
-    if (clean == 2) return;
+    if (clean == 2) break;
     if (!left.empty() && std::chrono::steady_clock::now() - begin > kPatience)
       throw IoError(fmt::format("process {} of the run does not end though it was killed", left.front()));
     for (const pid_t process : left) ::kill(process, SIGKILL);
     std::this_thread::sleep_for(kPause);
   }
+  remove_files(shared);
 }
 
 }  // namespace tandem

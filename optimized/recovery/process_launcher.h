@@ -52,8 +52,8 @@ class ProcessLauncher final : public Launcher {
 /// for do not count.
 [[nodiscard]] std::vector<pid_t> marked_processes(const std::string& mark);
 
-/// SIGKILL to all of them, and to those of the session; returns when none is left. `session` 0: of none. Throws IoError where one
-/// is still there after half a minute.
-void kill_marked_processes(const std::string& mark, pid_t session = 0);
+/// SIGKILL to all of them, and to those of the session; returns when none is left. `session` 0: of none. Then `shared_files` are
+/// removed, as ProcessLauncherOptions has them. Throws IoError where one is still there after half a minute.
+void kill_marked_processes(const std::string& mark, pid_t session = 0, const std::string& shared_files = {});
 
 }  // namespace tandem

@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "optimized/recovery/run_guardian.h"
 
 namespace tandem {
 namespace {
@@ -159,6 +160,39 @@ TEST_F(ProcessLaunch, AsksToStopWhenTheSupervisorIsKilled) {
     std::this_thread::yield();
   EXPECT_TRUE(runs);
   EXPECT_TRUE(marked_processes(mark_).empty());
+}
+
+// A supervisor of two workers, one of which has hung: it does not hear, or is stopped.
+TEST_F(ProcessLaunch, TheGuardianEndsWorkersThatAKilledSupervisorHasLeft) {
+  for (const char* const deaf : {"trap '' USR1; echo ready >&2; while :; do sleep 0.01; done", "echo ready >&2; kill -STOP $$"}) {
+    const pid_t supervisor = fork();
+    if (supervisor == 0) {
+      const RunGuardian guardian(mark_, 0.3, {});
+      const auto worker = start(deaf, SIGUSR1);
+      pause();
+      _exit(0);
+    }
+    ASSERT_EQ(line(), "ready");
+    ASSERT_FALSE(marked_processes(mark_).empty());
+
+    kill(supervisor, SIGKILL);
+    waitpid(supervisor, nullptr, 0);
+
+    const auto begin = std::chrono::steady_clock::now();
+    while (!marked_processes(mark_).empty() && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20))
+      std::this_thread::yield();
+    EXPECT_TRUE(marked_processes(mark_).empty()) << deaf;
+    kill_marked_processes(mark_);
+  }
+}
+
+TEST_F(ProcessLaunch, TheGuardianOfASupervisorThatEndsLeavesOthersAlone) {
+  const auto worker = start("echo ready >&2; sleep 1000");
+  ASSERT_EQ(line(), "ready");
+
+  std::make_unique<RunGuardian>(mark_, 0.0, "").reset();
+
+  EXPECT_FALSE(marked_processes(mark_).empty());
 }
 
 TEST(ProcessLauncher, NamesAProgramThatIsNotThere) {

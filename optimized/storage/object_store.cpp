@@ -71,7 +71,10 @@ std::shared_ptr<ObjectStore> open_s3(std::string_view url, const StoreAccess& ac
   std::string_view prefix = slash == std::string_view::npos ? std::string_view{} : rest.substr(slash + 1);
   while (prefix.ends_with('/')) prefix.remove_suffix(1);
   if (!is_bucket_name(bucket)) {
-    throw InputError(fmt::format("{}: '{}' is no name of a bucket; an S3 URL is s3://BUCKET or s3://BUCKET/PREFIX", url, bucket));
+    throw InputError(
+        fmt::format("{}: '{}' is no name of a bucket (3 to 63 letters, digits, . - or _); an S3 URL is s3://BUCKET or "
+                    "s3://BUCKET/PREFIX",
+                    url, bucket));
   }
   if (const std::string_view fault = prefix.empty() ? std::string_view{} : fault_of_key(prefix); !fault.empty()) {
     throw InputError(fmt::format("{}: '{}' is no prefix of keys: {}", url, prefix, fault));

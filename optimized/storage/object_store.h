@@ -21,6 +21,7 @@ class StoreError : public IoError {
   using IoError::IoError;
 };
 
+/// A line of a listing.
 struct ObjectInfo {
   std::string key;
   std::int64_t bytes = 0;
