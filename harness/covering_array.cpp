@@ -73,12 +73,16 @@ class Tuples {
   // Calls visit(number) for each tuple that the row contains.
   template <class Visit>
   void each(const Row& row, Visit visit) const {
-    const auto term = [&](const Interaction& interaction, std::size_t i) {
-      return static_cast<std::size_t>(row[interaction.places[i]]) * interaction.strides[i];
-    };
-    for (const Interaction& interaction : interactions_) {
-      visit(interaction.first + term(interaction, 0) + term(interaction, 1) + term(interaction, 2));
-    }
+    for (const Interaction& interaction : interactions_) visit(number(row, interaction));
+  }
+
+  [[nodiscard]] std::size_t num_interactions() const { return interactions_.size(); }
+  // The tuple of the i-th interaction that the row contains.
+  [[nodiscard]] std::size_t in(const Row& row, std::size_t i) const { return number(row, interactions_[i]); }
+  // First and last + 1 tuple of the i-th interaction.
+  [[nodiscard]] std::pair<std::ptrdiff_t, std::ptrdiff_t> range(std::size_t i) const {
+    const std::size_t last = i + 1 < interactions_.size() ? interactions_[i + 1].first : size_;
+    return {static_cast<std::ptrdiff_t>(interactions_[i].first), static_cast<std::ptrdiff_t>(last)};
   }
 
   [[nodiscard]] FactorTuple at(std::size_t number) const {
@@ -94,6 +98,13 @@ class Tuples {
   }
 
  private:
+  static std::size_t number(const Row& row, const Interaction& interaction) {
+    const auto term = [&](std::size_t i) {
+      return static_cast<std::size_t>(row[interaction.places[i]]) * interaction.strides[i];
+    };
+    return interaction.first + term(0) + term(1) + term(2);
+  }
+
   const CoveringProblem& problem_;
   std::vector<Interaction> interactions_;
   std::size_t size_ = 0;
@@ -112,8 +123,10 @@ Row random_row(const CoveringProblem& problem, CounterRng& random) {
 class Witnesses {
  public:
   Witnesses(const CoveringProblem& problem, const Tuples& tuples) : tuples_(tuples), rows_(tuples.size()), left_(tuples.size()) {
+    for (std::size_t i = 0; i < tuples.num_interactions(); ++i) open_.push_back(i);
     CounterRng random(problem.seed, "covering array witnesses");
     for (int i = 0; i < kRandomRows && left_ > 0; ++i) note(random_row(problem, random));
+    forget_complete_interactions();
     if (left_ > 0) go_through_product(problem);
   }
 
@@ -122,13 +135,20 @@ class Witnesses {
 
  private:
   void note(const Row& row) {
-    bool news = false;
-    tuples_.each(row, [&](std::size_t tuple) { news = news || rows_[tuple].empty(); });
+    const bool news = std::ranges::any_of(open_, [&](std::size_t i) { return rows_[tuples_.in(row, i)].empty(); });
     if (!news || !tuples_.legal(row)) return;
     tuples_.each(row, [&](std::size_t tuple) {
       if (!rows_[tuple].empty()) return;
       rows_[tuple] = row;
       --left_;
+    });
+  }
+
+  // Of most interactions every tuple is met early; the product is far too large to look at them again.
+  void forget_complete_interactions() {
+    std::erase_if(open_, [&](std::size_t i) {
+      const auto [first, last] = tuples_.range(i);
+      return std::none_of(rows_.begin() + first, rows_.begin() + last, [](const Row& row) { return row.empty(); });
     });
   }
 
@@ -149,6 +169,7 @@ class Witnesses {
 
   const Tuples& tuples_;
   std::vector<Row> rows_;
+  std::vector<std::size_t> open_;  // interactions that may have a tuple without a row
   std::size_t left_;
 };
 

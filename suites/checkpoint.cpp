@@ -235,6 +235,7 @@ void add_checkpoint_cases(CaseList& cases) {
   add_checkpoint_crash_cases(cases);
   add_checkpoint_damage_cases(cases);
   add_checkpoint_fault_cases(cases);
+  add_checkpoint_hugging_face_cases(cases);
   cases.push_back(interval_case());
   add_checkpoint_time_cases(cases);
 }

@@ -15,6 +15,7 @@ void add_checkpoint_resume_cases(CaseList& cases);
 void add_checkpoint_crash_cases(CaseList& cases);
 void add_checkpoint_damage_cases(CaseList& cases);
 void add_checkpoint_fault_cases(CaseList& cases);
+void add_checkpoint_hugging_face_cases(CaseList& cases);
 void add_checkpoint_time_cases(CaseList& cases);
 /// The properties of its case `blocking`, of so many checkpoints.
 [[nodiscard]] std::vector<Property> checkpoint_blocking_times(const RunContext& context, int saves);

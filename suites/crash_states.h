@@ -50,6 +50,7 @@ enum class LostData : std::uint8_t { none, unsynced, half_of_unsynced };
 /// What it leaves of names: all, or those that a folder had when it was last synced.
 enum class LostNames : std::uint8_t { none, unsynced };
 
+/// How forgetful the file system was.
 struct CrashVariant {
   LostData data = LostData::none;
   LostNames names = LostNames::none;

@@ -233,6 +233,7 @@ void add_data_pipeline_cases(CaseList& cases) {
   add_data_pipeline_ledger_cases(cases);
   add_data_pipeline_row_cases(cases);
   add_data_pipeline_layout_cases(cases);
+  add_data_pipeline_stored_cases(cases);
   add_data_pipeline_time_cases(cases);
 }
 

@@ -18,6 +18,7 @@ namespace tandem {
 void add_data_pipeline_ledger_cases(CaseList& cases);  ///< what is seen when: resume, buckets, places beyond 32 bits
 void add_data_pipeline_row_cases(CaseList& cases);     ///< what a row means to a model: padding, packing, targets
 void add_data_pipeline_layout_cases(CaseList& cases);  ///< the engine on batches whose length changes, under layouts
+void add_data_pipeline_stored_cases(CaseList& cases);  ///< where tokens are kept: files, subwords, stores
 void add_data_pipeline_time_cases(CaseList& cases);    ///< what prefetching hides
 
 inline constexpr std::array kBatchings = {Batching::stream, Batching::padded, Batching::bucketed, Batching::packed};

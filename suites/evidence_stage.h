@@ -13,7 +13,7 @@ struct PairInputs;
 
 struct StageTensor {
   std::string name;
-  std::vector<double> values;
+  std::vector<double> values;  ///< of the whole tensor, row-major
 };
 
 /// A stage of evidence from whole tensors by global name. The fused query-key-value bias becomes two tensors: the true

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "suites/hybrid_options.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 namespace tandem {
@@ -43,6 +45,9 @@ struct ExpertChoice {
 };
 constexpr ExpertChoice kExperts[] = {{0, 1, 1}, {4, 1, 1}, {4, 2, 2}};
 
+// No value of these makes a plan illegal or legal: what was found for one row holds for all that differ only in them.
+constexpr Factor kNeverRefused[] = {tying, dropout, rank_order, row_shape, recompute};
+
 int at(const Row& row, Factor factor) { return row[factor]; }
 
 bool is_legal(const ParallelVariant& variant) {
@@ -63,8 +68,27 @@ HybridOptions::HybridOptions() {
   problem_.pairwise = {all};
   problem_.triplewise = {{tensor, sequence_parallel, pipeline, chunks, data, accumulation, tying, dropout},
                          {zero, tensor, pipeline, data, recompute}};
-  problem_.legal = [this](const Row& row) { return is_legal(variant_of(row)); };
+  problem_.legal = [this](const Row& row) { return is_legal_row(row); };
 }
+
+bool HybridOptions::is_legal_row(const Row& row) const {
+  std::size_t index = 0;
+  std::size_t size = 1;
+  Row asked = row;
+  for (const Factor ignored : kNeverRefused) asked[ignored] = 0;
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    const bool ignored = std::ranges::find(kNeverRefused, static_cast<Factor>(i)) != std::end(kNeverRefused);
+    if (ignored) continue;
+    index += static_cast<std::size_t>(asked[i]) * size;
+    size *= static_cast<std::size_t>(problem_.factors[i].num_values);
+  }
+  known_.resize(size);
+  std::optional<bool>& known = known_[index];
+  if (!known) known = is_legal(variant_of(asked));
+  return *known;
+}
+
+bool HybridOptions::is_legal_without_memory(const Row& row) const { return is_legal(variant_of(row)); }
 
 ParallelVariant HybridOptions::variant_of(const Row& row) const {
   const ExpertChoice& moe = kExperts[at(row, experts)];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,13 +27,20 @@ class HybridOptions {
   /// Every stride-th combination of all option values, legal or not.
   void for_each(int stride, const std::function<void(const ParallelVariant&)>& use) const;
 
+  /// Its legal() remembers what it found and does not ask about options that nothing refuses: the search for tuples that no legal
+  /// row has goes through millions of rows. For one thread at a time, and for as long as this object lives.
   [[nodiscard]] const CoveringProblem& problem() const noexcept { return problem_; }
+  /// What problem().legal(row) stands for, asked anew.
+  [[nodiscard]] bool is_legal_without_memory(const Row& row) const;
   [[nodiscard]] ParallelVariant variant_of(const Row& row) const;
   /// "d2-t2s-p2x2-interleaved-c1-m4-untied-packed"
   [[nodiscard]] std::string name_of(const Row& row) const;
 
  private:
+  [[nodiscard]] bool is_legal_row(const Row& row) const;
+
   CoveringProblem problem_;
+  mutable std::vector<std::optional<bool>> known_;  // [row without the options that nothing refuses]
 };
 
 /// "0120..." as a row.

@@ -41,6 +41,7 @@ struct RecoveryAttempt {
   std::int64_t rows = 0;  ///< of its global batch
 };
 
+/// A step as the rank-0 worker of an attempt finished it; steps that a failure undid are here twice.
 struct DoneStep {
   std::uint64_t attempt = 0;
   std::int64_t step = 0;
