@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run at every build: writes OUTPUT, a header that says what was built from. Left untouched while nothing has changed, so that an
 # unchanged tree compiles nothing.
-#   cmake -DSOURCE_DIR=... -DOUTPUT=... -DCOMPILER=... -DBUILD_TYPE=... -P build_info.cmake
+#   cmake -DSOURCE_DIR=... -DOUTPUT=... -DVERSION=... -DCOMPILER=... -DBUILD_TYPE=... -P build_info.cmake
 
 set(commit "unknown")
 set(dirty "false")
@@ -27,6 +27,7 @@ set(text "// SPDX-License-Identifier: Apache-2.0
 
 namespace tandem::build_info {
 
+inline constexpr const char* kVersion = \"${VERSION}\";
 inline constexpr const char* kGitCommit = \"${commit}\";
 inline constexpr bool kGitDirty = ${dirty};
 inline constexpr const char* kCompiler = \"${COMPILER}\";

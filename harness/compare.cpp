@@ -65,6 +65,7 @@ std::vector<std::string> differences(const Environment& a, const Environment& b)
   note("usable cores", fmt::to_string(a.usable_cores), fmt::to_string(b.usable_cores));
   note("transport", a.transport, b.transport);
   note("algorithm of collectives", a.algorithm, b.algorithm);
+  note("version", a.version, b.version);
   note("build", a.build_type, b.build_type);
   note("compiler", a.compiler, b.compiler);
   note("commit", commit(a), commit(b));

@@ -54,6 +54,13 @@ std::string operating_system() {
 
 }  // namespace
 
+std::string describe_build() {
+  const std::string_view commit = build_info::kGitCommit;
+  const std::string built_from =
+      commit == "unknown" ? "" : fmt::format("{}{}; ", commit.substr(0, 12), build_info::kGitDirty ? ", changed since" : "");
+  return fmt::format("tandem {} ({}{}, {})", build_info::kVersion, built_from, build_info::kCompiler, build_info::kBuildType);
+}
+
 Environment collect_environment(const RunContext& context, const EnvironmentInputs& inputs) {
   Environment environment;
   environment.date = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
@@ -65,6 +72,7 @@ Environment collect_environment(const RunContext& context, const EnvironmentInpu
   environment.operating_system = operating_system();
   environment.gpus = inputs.gpus;
   environment.libraries = inputs.libraries;
+  environment.version = build_info::kVersion;
   environment.compiler = build_info::kCompiler;
   environment.build_type = build_info::kBuildType;
   environment.git_commit = build_info::kGitCommit;

@@ -21,6 +21,7 @@ struct Environment {
   std::string operating_system;  ///< "Linux 6.1.0"
   std::vector<std::string> gpus;
   std::map<std::string, std::string> libraries;  ///< name -> version
+  std::string version;                           ///< of this program, "0.9.0"; empty: a file that does not say
   std::string compiler;
   std::string build_type;
   std::string git_commit;  ///< "unknown" outside a git checkout
@@ -42,6 +43,9 @@ struct EnvironmentInputs {
   std::vector<std::string> gpus;
   int ranks = 0;
 };
+
+/// "tandem 0.9.0 (43a3781b5a41, changed since; GNU 12.2.0, Release)"; the commit only where it was built from one.
+[[nodiscard]] std::string describe_build();
 
 /// This machine, this build (git state as of the build) and this run.
 [[nodiscard]] Environment collect_environment(const RunContext& context, const EnvironmentInputs& inputs);

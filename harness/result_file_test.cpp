@@ -104,17 +104,20 @@ TEST(ResultFile, SaysOfWhatTheWorldWasMade) {
   EXPECT_EQ(read.transport, "threads");
   EXPECT_EQ(read.link, "pcie-25gbe dilated 10 x");
   EXPECT_EQ(read.algorithm, "ring");
+  EXPECT_EQ(read.version, file.environment.version);
   EXPECT_EQ(read.adversary, "3");
 }
 
 TEST(ResultFile, ReadsFilesThatDoNotNameAnAlgorithm) {
   Json document = Json::parse(to_json(some_file()));
   document["environment"].erase("algorithm");
+  document["environment"].erase("version");
   document["environment"].erase("adversary");
 
   const Environment read = result_file_from_json(document.dump(), "r.json").environment;
 
   EXPECT_EQ(read.algorithm, "direct");
+  EXPECT_EQ(read.version, "");
   EXPECT_EQ(read.adversary, "none");
 }
 
@@ -260,6 +263,8 @@ TEST(Environment, DescribesThisMachineAndThisBuild) {
   EXPECT_GT(environment.memory_bytes, 0);
   EXPECT_EQ(environment.date.size(), std::string("2024-05-31T12:00:00Z").size());
   EXPECT_FALSE(environment.cpu.empty() || environment.git_commit.empty() || environment.compiler.empty());
+  EXPECT_TRUE(describe_build().starts_with("tandem " + environment.version + " (")) << describe_build();
+  EXPECT_FALSE(environment.version.empty());
 }
 
 }  // namespace

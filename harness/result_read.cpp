@@ -22,6 +22,7 @@ using Json = nlohmann::json;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 Json parse(std::string_view text, std::string_view source) {
+  if (text.empty()) throw InputError(fmt::format("{} is empty; was the run that should write it cut off?", source));
   try {
     return Json::parse(text);
   } catch (const Json::parse_error& error) {
@@ -65,6 +66,7 @@ Environment read_environment(const Json& json) {
   environment.operating_system = json["operating_system"];
   environment.gpus = json["gpus"].get<std::vector<std::string>>();
   environment.libraries = json["libraries"].get<std::map<std::string, std::string>>();
+  environment.version = json.value("version", environment.version);
   environment.compiler = json["compiler"];
   environment.build_type = json["build_type"];
   environment.git_commit = json["git_commit"];

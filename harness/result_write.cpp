@@ -33,6 +33,7 @@ Json environment_json(const ResultFile& file) {
           {"operating_system", environment.operating_system},
           {"gpus", environment.gpus},
           {"libraries", environment.libraries},
+          {"version", environment.version},
           {"compiler", environment.compiler},
           {"build_type", environment.build_type},
           {"git_commit", environment.git_commit},

@@ -64,7 +64,7 @@ inline constexpr double kBusyCores = 0.1;
 /// Runs the cases in order. No case stops another; the interruption flag stops between cases and keeps what was done.
 [[nodiscard]] RunOutcome run_cases(const CaseList& cases, const RunnerOptions& options);
 
-struct Counts {
+struct Counts {  ///< of cases
   int passed = 0, failed = 0, skipped = 0, invalid = 0;
   [[nodiscard]] bool good() const noexcept { return failed == 0 && invalid == 0; }
 };
