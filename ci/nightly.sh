@@ -11,7 +11,8 @@ use_huge_pages
 
 python=${PYTHON:-python3}
 if [[ ${1:-} == --python ]]; then python=${2:?"--python needs an interpreter"}; fi
-seeds=(1 2 3 4 5)
+seeds=(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20)
+pitfall_seeds=(1 2 3 4 5)
 results=build/ci/nightly
 
 say "Setting up"
@@ -25,6 +26,10 @@ run_check count_self_test python3 ci/count_tests.py --self-test
 run_check tree_self_test python3 ci/check_tree.py --self-test
 run_check tree python3 ci/check_tree.py
 run_check documents python3 ci/check_docs.py
+run_check docs_commands_self_test python3 ci/run_docs.py --self-test
+run_check mirror_self_test python3 ci/check_mirror.py --self-test
+run_check mirror python3 ci/check_mirror.py
+run_check reference_self_test python3 ci/command_reference.py --self-test
 run_check format ci/check_format.sh
 run_check scripts ci/check_scripts.sh
 run_check gpu_targets_self_test python3 ci/gpu_targets.py --self-test
@@ -47,6 +52,11 @@ run_check tidy ci/tidy.sh
 
 say "Suites and pitfalls"
 tandem=build/cpu/tandem
+run_check commands python3 ci/command_reference.py --program "$tandem" --check
+run_check docs_commands python3 ci/run_docs.py "$tandem" --all --python "$python"
+run_check install ci/check_install.sh build/cpu
+run_check compositions "$tandem" compose --plans 300 --seed "$(date +%j)" --save-failing "$results/compositions" --out "$results/compositions.json"
+run_check adversity python3 ci/adversity.py "$tandem" --rounds 40 --seed "$(date +%j)"
 run_check suites_full "$tandem" run --full --out "$results/suites.json"
 run_check report "$tandem" report "$results/suites.json" --html "$results/report.html"
 # The system's Python: Debian packages Selenium for that one.
@@ -54,8 +64,11 @@ run_check report_browser /usr/bin/python3 ci/report_browser.py "$results/report.
 run_check suites_adversary "$tandem" run --quick --adversary 7 --out "$results/suites_adversary.json"
 for seed in "${seeds[@]}"; do
   run_check "suites_seed_$seed" "$tandem" run --quick --seed "$seed" --out "$results/suites_seed_$seed.json"
+done
+for seed in "${pitfall_seeds[@]}"; do
   run_check "pitfalls_seed_$seed" "$tandem" pitfalls --seed "$seed"
 done
+run_check performance_table python3 ci/performance_table.py "$tandem" --out "$results/performance_table.md"
 
 say "Benchmarks and peers"
 mapfile -t benchmarks < <(find build/cpu -type f -name '*_bench' -perm -u+x | LC_ALL=C sort)

@@ -56,12 +56,19 @@ run_check unity_self_test python3 cmake/unity.py --self-test
 run_check tree_self_test python3 ci/check_tree.py --self-test
 run_check tree python3 ci/check_tree.py
 run_check documents python3 ci/check_docs.py
+run_check docs_commands_self_test python3 ci/run_docs.py --self-test
+run_check mirror_self_test python3 ci/check_mirror.py --self-test
+run_check mirror python3 ci/check_mirror.py
+run_check reference_self_test python3 ci/command_reference.py --self-test
 run_check format ci/check_format.sh
 run_check scripts ci/check_scripts.sh
 run_check gpu_targets_self_test python3 ci/gpu_targets.py --self-test
 
 say "Building and testing"
 build_and_test cpu
+run_check commands python3 ci/command_reference.py --program build/cpu/tandem --check
+run_check docs_commands python3 ci/run_docs.py build/cpu/tandem
+run_check install ci/check_install.sh build/cpu
 # The script for machines with a GPU, on the emulated one.
 run_check gpu_script env OUT=build/ci/gpu_results ci/gpu.sh --dry
 

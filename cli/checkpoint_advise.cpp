@@ -147,7 +147,7 @@ void add_checkpoint_advise(CommandLine& line, CLI::App& parent) {
   command->add_option("--step-seconds", arguments->step_seconds, "of one step")->check(positive_number);
   command->add_option("--restart-seconds", arguments->restart_seconds, "from a failure to the first new step")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_between(0, 1e9));
   command->add_option("--json", arguments->json, "write the advice as JSON; - is standard output");
   command->footer("Example:\n  tandem checkpoint advise --save-seconds 20 --step-seconds 4 --mtbf-hours 50000 --nodes 512");
   command->callback([&line, arguments] { line.action = [arguments] { return advise_action(*arguments); }; });

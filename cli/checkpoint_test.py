@@ -222,7 +222,7 @@ class Checkpoint(unittest.TestCase):
             (["advise", "--save-seconds", 1, "--mtbf-hours", 1, "--failures-per-day", 1], "one of"),
             (["advise", "--save-seconds", -1, "--mtbf-hours", 1], "--save-seconds"),
             (["advise", self.folder, "--mtbf-hours", 1], "timings.jsonl, line 1"),
-            ([], "subcommand"),
+            ([], "which command?"),
         ):
             with self.subTest(arguments=arguments):
                 self.assertIn(words, self.checkpoint(2, *arguments))

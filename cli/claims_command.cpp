@@ -253,7 +253,9 @@ void add_claims_command(CommandLine& line) {
   command->add_option("ID", arguments->ids, "C01 to C21; all without");
   command->add_flag("--list", arguments->list, "say what each states, measure nothing");
   command->add_flag("--quick", arguments->quick, "smaller sizes and fewer trials; the same conditions");
-  command->add_option("--seed", arguments->seed, "of parameters, data, dropout and faults")->capture_default_str();
+  command->add_option("--seed", arguments->seed, "of parameters, data, dropout and faults")
+      ->capture_default_str()
+      ->check(whole_number);
   command->add_option("--json", arguments->json,
                       "write all figures, conditions and verdicts, for tandem report; - is standard output");
   command->footer("Exit status 0 when all were evaluated, whatever the verdicts.\nExample:\n  tandem claims C13 C14 --quick");

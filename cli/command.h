@@ -4,6 +4,8 @@
 #include <atomic>
 #include <filesystem>
 #include <functional>
+#include <map>
+#include <string>
 
 #include <CLI/CLI.hpp>
 
@@ -25,6 +27,7 @@ enum ExitStatus : int {
 struct CommandLine {
   CLI::App& app;
   SuiteOptions suites;
+  std::map<std::string, std::string> libraries;  ///< that this program was built with, name -> version
   const std::atomic<bool>& stop;     ///< set by SIGINT, SIGTERM, and SIGUSR1, which Slurm sends ahead of time (--signal=USR1@60)
   std::function<int()> action = {};  ///< returns an ExitStatus
 };
@@ -44,5 +47,6 @@ void add_scale_command(CommandLine& line);
 void add_trace_command(CommandLine& line);
 void add_claims_command(CommandLine& line);
 void add_pitfalls_command(CommandLine& line);
+void add_compose_command(CommandLine& line);
 
 }  // namespace tandem

@@ -47,6 +47,15 @@ class CommandLine(unittest.TestCase):
         for text in [says] if isinstance(says, str) else says:
             self.assertIn(text, done.stderr)
 
+    def test_version_is_that_of_result_files(self):
+        first = self.run_tandem("--version").stdout.splitlines()[0]
+        out = self.path("r.json")
+        self.run_tandem("run", "--without-peak", "data_parallel/ranks1/accum1/fp32", "--out", out)
+        with open(out, encoding="utf-8") as file:
+            environment = json.load(file)["environment"]
+        self.assertRegex(first, rf"^tandem {environment['version']} \(.*{environment['compiler']}, {environment['build_type']}\)$")
+        self.assertIn("fmt", environment["libraries"])
+
     # ---- what ranks are made of
 
     def test_unknown_transport(self):
@@ -217,13 +226,57 @@ class CommandLine(unittest.TestCase):
         self.refused("trian", says=["'trian'", "'train'"])
 
     def test_no_command(self):
-        self.refused(says="--help")
+        self.refused(says=["which command?", "train", "tandem --help"])
+        self.refused("data", says=["tandem data: which command?", "prepare, inspect"])
+
+    def test_misspelt_command_of_a_group(self):
+        self.refused("data", "prepar", says=["'data prepar'", "did you mean 'prepare'?"])
+        self.refused("checkpoint", "lst", self.folder.name, says=["'checkpoint lst'", "'list'"])
+
+    def test_options_that_a_command_has_not(self):
+        self.refused("train", "--stesp", "3", says=["tandem train has no option --stesp", "did you mean '--steps'?"])
+        self.refused("train", "--quick", says=["tandem train has no option --quick", "tandem run", "have one"])
+        self.refused("run", "--nonsense=3", says=["tandem run has no option --nonsense ", "tandem run --help"])
+        self.refused("list", "word", says=["tandem list has no place for 'word'"])
+        self.refused("plan", "--top", "3", says=["is required", "tandem plan --help"])
+
+    def test_help_is_a_command_too(self):
+        for words, says in ((["help"], "Subcommands"), (["help", "train"], "Keys of --set"), (["help", "data", "prepare"], "--tokenizer")):
+            done = self.run_tandem(*words)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(says, done.stdout)
+
+    def test_numbers_that_are_none(self):
+        for words in (["run", "harness/flops", "--seed"], ["run", "harness/flops", "--adversary"], ["claims", "C01", "--seed"],
+                      ["trace", "compare", "x", "--rows"], ["generate", "--checkpoint", "x", "--prompt", "a", "--seed"]):
+            for text in ("-1", "99999999999999999999", "", "many", "1e3", "nan"):
+                self.refused(*words, text, says=[words[-1], f"'{text}' must be a whole number from 0"])
+        for words, limits in ((["generate", "--checkpoint", "x", "--prompt", "a", "--temperature"], "from 0 to"),
+                              (["compare", "a", "b", "--threshold"], "from 0 to 1000"), (["train", "--backoff-seconds"], "from 0 to 3600"),
+                              (["data", "prepare", "--input", "x", "--out", "y", "--threads"], "from 1 to 1024")):
+            for text in ("-1", "1e300", "nan", "inf", ""):
+                self.refused(*words, text, says=[words[-1], f"'{text}' must be a number {limits}"])
+
+    def test_a_folder_of_another_run(self):
+        run = self.path("run")
+        self.assertEqual(self.run_tandem("train", "--steps", "4", "--out", run, *SMALL).returncode, 0)
+        self.refused("train", "--steps", "2", "--out", run, *SMALL, "--set", "heads=1",
+                     says=[f"--out {run}", "another run", "step 4", f"--resume {run}"])
+        self.assertEqual(os.listdir(run).count("step-00000002"), 0)
+
+    def test_a_file_where_a_folder_is_due_stays(self):
+        file = self.path("mine.txt", b"mine")
+        self.refused("train", "--steps", "1", *SMALL, "--memory-tier", file, says=["--memory-tier", "mine.txt", "name a folder"])
+        self.refused("train", "--steps", "1", *SMALL, "--out", file, says=["--out", "mine.txt"])
+        with open(file, encoding="utf-8") as kept:
+            self.assertEqual(kept.read(), "mine")
 
     def test_unknown_suite(self):
         self.refused("run", "data_paralel", says=["data_paralel", "data_parallel"])
 
     def test_unknown_pitfall(self):
         self.refused("pitfalls", "no_such", says="no_such")
+        self.refused("pitfalls", "mean_of_rank_mean", says=["'mean_of_rank_mean'", "did you mean 'mean_of_rank_means'?"])
 
     def test_golden_folder_without_a_set(self):
         self.refused("golden", self.folder.name, says="config.json")
@@ -268,6 +321,13 @@ class CommandLine(unittest.TestCase):
 
     def test_result_file_in_no_folder(self):
         self.refused("run", "harness", "--out", "/nonexistent/r.json", says=["--out", "/nonexistent"])
+        self.refused("run", "harness", "--out", "/proc/r.json", says=["--out /proc/r.json", "cannot be written to"])
+
+    def test_files_of_settings_that_are_empty(self):
+        empty = self.path("empty.json", b"")
+        for words in (["train", empty], ["compare", empty, empty], ["plan", "--model", empty, "--cluster", "dgx-a100", "--gpus", "8"]):
+            self.refused(*words, says=["empty.json is empty"])
+        self.refused("run", "harness", "--link", empty, says=["empty.json", "byte 1 of 0"])
 
     def test_checkpoint_folder_that_cannot_be_made(self):
         self.refused("train", "--steps", "1", "--out", "/proc/nothing", says=["--out", "/proc/nothing"])
@@ -281,7 +341,7 @@ class CommandLine(unittest.TestCase):
 
     def test_every_help_ends_with_an_example(self):
         for command in (["list"], ["run"], ["train"], ["generate"], ["golden"], ["data", "prepare"], ["data", "inspect"], ["compare"],
-                        ["report"], ["probe"], ["pitfalls"]):
+                        ["report"], ["probe"], ["pitfalls"], ["trace", "compare"], ["trace", "merge"], ["trace", "reference"]):
             done = self.run_tandem(*command, "--help")
             self.assertEqual(done.returncode, 0)
             self.assertIn("Example", done.stdout, command)

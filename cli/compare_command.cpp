@@ -48,12 +48,14 @@ void add_compare_command(CommandLine& line) {
   command->add_option("B", arguments->others, "result files that are compared with A, one or more")->required();
   command->add_option("--threshold", arguments->threshold_percent, "change that matters, in percent")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 1000.0));
+      ->check(number_between(0, 1000));
   command->add_flag("--machines", arguments->machines,
                     "the files are of different machines: link, backend, threads of a rank and overlap may differ");
   command->add_option("--json", arguments->json, "write the comparison as JSON; - is standard output");
   command->footer(
-      "Example (after: tandem run data_parallel/ranks2 --out build/a.json; the same again to build/b.json):\n"
+      "Example (1: worse, 3: too noisy to tell):\n"
+      "  tandem run data_parallel/ranks2 --out build/a.json\n"
+      "  tandem run data_parallel/ranks2 --out build/b.json\n"
       "  tandem compare build/a.json build/b.json --threshold 10");
   command->callback([&line, arguments] { line.action = [arguments] { return compare_action(*arguments); }; });
 }

@@ -97,7 +97,7 @@ void add_prepare(CLI::App& parent, CommandLine& line) {
       ->required();
   command->add_option("--threads", arguments->threads, "that tokenize; the result does not depend on it")
       ->capture_default_str()
-      ->check(CLI::Range(1, 1024));
+      ->check(number_between(1, 1024));
   command->add_option("--json", arguments->json, "write the summary as JSON");
   command->footer("Example:\n  tandem data prepare --input README.md --tokenizer bytes --out build/readme");
   command->callback([&line, arguments] {

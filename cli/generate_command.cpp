@@ -106,13 +106,14 @@ void add_generate_command(CommandLine& line) {
   command->add_option("--tokens", arguments->options.tokens, "tokens to add")->capture_default_str()->check(at_least_one);
   command->add_option("--temperature", arguments->options.temperature, "0 takes the likeliest token")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_between(0, 1e9));
   command->add_option("--tokenizer", arguments->tokenizer,
                       "bytes or FILE.model, where the data that the model was trained on is not there to say it");
-  command->add_option("--seed", arguments->options.seed, "of the draws")->capture_default_str();
+  command->add_option("--seed", arguments->options.seed, "of the draws")->capture_default_str()->check(whole_number);
   add_backend_option(*command, arguments->backend);
   command->add_option("--logits", arguments->logits, "write tokens and logits of all that the model read (safetensors)");
-  command->footer("Example (after: tandem train --data FILE --out run):\n  tandem generate --checkpoint run --prompt 'The '");
+  command->footer(
+      "Example (after: tandem train --data README.md --steps 20 --out run):\n  tandem generate --checkpoint run --prompt 'The '");
   command->callback([&line, arguments] { line.action = [&line, arguments] { return generate_action(*arguments, line.stop); }; });
 }
 

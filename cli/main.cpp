@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <csignal>
@@ -11,7 +10,6 @@
 #include <ctime>
 #include <exception>
 #include <new>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,8 +17,9 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "cli/installation.h"
+#include "cli/usage.h"
 #include "core/error.h"
-#include "core/nearest_name.h"
 #include "optimized/comm/mpi/mpi_world.h"
 #include "optimized/comm/nccl/nccl_world.h"
 
@@ -29,10 +28,17 @@ namespace {
 // A signal handler can reach nothing else.
 std::atomic<bool> stop_requested{false};
 std::atomic<std::time_t> stop_requested_at{0};
+// The command saves what it has done before it stops. Others have nothing to save: what they write appears whole or not at all.
+std::atomic<bool> stops_by_itself{true};
 
 // The first signal asks for a clean stop. Another one ends the program at once, unless it comes with the first: launchers signal
 // a process and then its group.
 void request_stop(int) {
+  if (!stops_by_itself) {
+    constexpr std::string_view kLine = "tandem: interrupted\n";
+    static_cast<void>(!write(STDERR_FILENO, kLine.data(), kLine.size()));
+    _exit(tandem::kInterrupted);
+  }
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
   if (stop_requested.exchange(true)) {
@@ -87,28 +93,21 @@ void end_at_once(const std::string& reason) {
   _exit(tandem::kRunBroke);
 }
 
-// CLI11 would only say that a command is missing.
-void require_known_command(const CLI::App& app, std::string_view word) {
-  if (word.starts_with("-")) return;
-  std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
-  if (std::find(names.begin(), names.end(), word) != names.end()) return;
-  const std::optional<std::string> nearest = tandem::nearest_name(word, names);
-  throw tandem::InputError(fmt::format("there is no command '{}'{} (tandem --help lists them)", word,
-                                       nearest ? fmt::format(", did you mean '{}'?", *nearest) : ""));
-}
-
 int run(tandem::CommandLine& line, int argc, char** argv) {
+  const std::vector<std::string> words = tandem::words_to_parse(argc, argv);
+  std::vector<const char*> pointers;
+  for (const std::string& word : words) pointers.push_back(word.c_str());
   try {
-    if (argc > 1) require_known_command(line.app, argv[1]);
-    line.app.parse(argc, argv);
+    line.app.parse(static_cast<int>(pointers.size()), pointers.data());
   } catch (const CLI::Success& help) {
     return line.app.exit(help);
   } catch (const CLI::ParseError& error) {
-    return report_input(fmt::format("{} (--help shows how)", error.what()));
+    return report_input(tandem::explain(line.app, error, words));
   } catch (const tandem::InputError& error) {
     return report_input(error.what());
   }
+  constexpr std::array<std::string_view, 5> kAtOnce = {"checkpoint", "compare", "list", "probe", "report"};
+  stops_by_itself = std::find(kAtOnce.begin(), kAtOnce.end(), line.app.get_subcommands().front()->get_name()) == kAtOnce.end();
   try {
     return line.action();
   } catch (const tandem::InputError& error) {
@@ -128,9 +127,8 @@ int main(int argc, char** argv) {
   CLI::App app{
       "tandem: every technique of large-scale LLM training twice, as a reference and optimized, proven equal and measured"};
   app.require_subcommand(1);
-  app.set_version_flag("--version", TANDEM_VERSION);
-  const std::filesystem::path source = TANDEM_SOURCE_DIR;
-  tandem::CommandLine line{app, {source / "results", source / ".." / "shared" / "golden"}, stop_requested};
+  tandem::CommandLine line{app, tandem::shipped_data(), tandem::libraries_of_build(), stop_requested};
+  app.set_version_flag("--version", [&line] { return tandem::describe_program(line.libraries); });
   tandem::add_list_command(line);
   tandem::add_run_command(line);
   tandem::add_train_command(line);
@@ -146,6 +144,7 @@ int main(int argc, char** argv) {
   tandem::add_trace_command(line);
   tandem::add_claims_command(line);
   tandem::add_pitfalls_command(line);
+  tandem::add_compose_command(line);
   tandem::on_broken_job(end_at_once);
   const int status = run(line, argc, argv);
   tandem::leave_nccl_job(status);

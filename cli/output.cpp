@@ -3,10 +3,14 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
+#include <functional>
+#include <limits>
 #include <system_error>
 
 #include <fmt/format.h>
@@ -15,6 +19,19 @@
 #include "core/io/atomic_file.h"
 
 namespace tandem {
+namespace {
+
+// Tried, since permissions say nothing of a file system that makes no files (root may do all, and /proc takes none).
+std::string why_not_writable(const std::filesystem::path& folder) {
+  std::string name = folder / ".tandem-XXXXXX";
+  const int file = mkstemp(name.data());
+  if (file < 0) return std::error_code(errno, std::generic_category()).message();
+  close(file);
+  unlink(name.c_str());
+  return {};
+}
+
+}  // namespace
 
 void write_output(const std::string& file, const std::string& text) {
   if (file == "-") {
@@ -34,8 +51,8 @@ void require_writable(const std::string& file, const std::string& option) {
   if (!std::filesystem::is_directory(folder, error)) {
     throw InputError(fmt::format("{} {}: the folder {} does not exist", option, file, folder.string()));
   }
-  if (access(folder.c_str(), W_OK) != 0)
-    throw InputError(fmt::format("{} {}: the folder {} cannot be written to", option, file, folder.string()));
+  if (const std::string why = why_not_writable(folder); !why.empty())
+    throw InputError(fmt::format("{} {}: the folder {} cannot be written to: {}", option, file, folder.string(), why));
 }
 
 void require_writable_folder(const std::string& folder, const std::string& option) {
@@ -43,7 +60,8 @@ void require_writable_folder(const std::string& folder, const std::string& optio
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) throw InputError(fmt::format("{} {}: cannot make this folder: {}", option, folder, error.message()));
-  if (access(folder.c_str(), W_OK) != 0) throw InputError(fmt::format("{} {}: this folder cannot be written to", option, folder));
+  if (const std::string why = why_not_writable(folder); !why.empty())
+    throw InputError(fmt::format("{} {}: this folder cannot be written to: {}", option, folder, why));
 }
 
 std::string not_empty(const std::string& text) { return text.empty() ? "must not be empty" : ""; }
@@ -53,6 +71,22 @@ std::string at_least_one(const std::string& text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error == std::errc() && end == text.data() + text.size() && value >= 1) return {};
   return fmt::format("'{}' must be a whole number of at least 1", text);
+}
+
+std::string whole_number(const std::string& text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size()) return {};
+  return fmt::format("'{}' must be a whole number from 0 to {}", text, std::numeric_limits<std::uint64_t>::max());
+}
+
+std::function<std::string(const std::string&)> number_between(double least, double most) {
+  return [least, most](const std::string& text) -> std::string {
+    double value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error == std::errc() && end == text.data() + text.size() && value >= least && value <= most) return {};
+    return fmt::format("'{}' must be a number from {} to {}", text, least, most);
+  };
 }
 
 std::string positive_number(const std::string& text) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <string>
 
 namespace tandem {
@@ -19,6 +20,10 @@ void require_writable_folder(const std::string& folder, const std::string& optio
 [[nodiscard]] std::string at_least_one(const std::string& text);
 /// The same for a positive number of a size that the program can count with.
 [[nodiscard]] std::string positive_number(const std::string& text);
+/// For seeds and places in a list: a whole number from 0 on. CLI11 would take "-1" for the largest one, and "" for 0.
+[[nodiscard]] std::string whole_number(const std::string& text);
+/// A check that a number is in [least, most].
+[[nodiscard]] std::function<std::string(const std::string&)> number_between(double least, double most);
 /// Not the empty text that a variable which was never set leaves.
 [[nodiscard]] std::string not_empty(const std::string& text);
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -11,6 +12,7 @@
 #include "cli/run_options.h"
 #include "cli/terminal.h"
 #include "core/io/atomic_file.h"
+#include "core/nearest_name.h"
 #include "harness/pitfall_report.h"
 #include "harness/registry.h"
 #include "suites/pitfalls.h"
@@ -29,8 +31,12 @@ std::vector<PitfallInfo> chosen(const std::vector<std::string>& names) {
   std::vector<PitfallInfo> all = known_pitfalls();
   if (names.empty()) return all;
   for (const std::string& wanted : names) {
-    if (!find_pitfall(wanted))
-      throw InputError(fmt::format("there is no pitfall '{}'; tandem pitfalls --list shows them", wanted));
+    if (find_pitfall(wanted)) continue;
+    std::vector<std::string> known;
+    for (const PitfallInfo& info : all) known.emplace_back(name(info.pitfall));
+    const std::optional<std::string> nearest = nearest_name(wanted, known);
+    throw InputError(fmt::format("there is no pitfall '{}'{} (tandem pitfalls --list shows them)", wanted,
+                                 nearest ? fmt::format(", did you mean '{}'?", *nearest) : ""));
   }
   std::erase_if(
       all, [&](const PitfallInfo& info) { return std::find(names.begin(), names.end(), name(info.pitfall)) == names.end(); });

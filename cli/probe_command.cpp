@@ -163,7 +163,7 @@ void add_probe_command(CommandLine& line) {
   command->add_option("--json", arguments->json, "the same file once more; - is standard output");
   command->footer(
       "Example:\n  tandem probe --out build/machine.json --seconds 5\n"
-      "A job: mpirun -n 4 tandem probe --transport mpi --out build/job.json");
+      "A job:\n  mpirun -n 4 tandem probe --transport mpi --out build/job.json --seconds 5");
   command->callback([&line, arguments] { line.action = [arguments] { return probe_action(*arguments); }; });
 }
 

@@ -74,7 +74,7 @@ void add_report_command(CommandLine& line) {
       ->capture_default_str()
       ->check(CLI::IsMember({"png", "pdf", "svg"}));
   command->footer(
-      "Example (after: tandem run data_parallel --quick --out build/r.json):\n"
+      "Example (after: tandem run data_parallel/ranks2 --out build/r.json):\n"
       "  tandem report build/r.json --html build/r.html");
   command->callback([&line, arguments] { line.action = [arguments] { return report_action(*arguments); }; });
 }

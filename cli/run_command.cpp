@@ -67,11 +67,14 @@ void print_machine(const RunContext& context, const Job& job) {
   std::fflush(stdout);
 }
 
-void keep(const RunArguments& arguments, const RunContext& context, const CaseList& cases, const RunOutcome& outcome) {
+void keep(const CommandLine& line, const RunArguments& arguments, const RunContext& context, const CaseList& cases,
+          const RunOutcome& outcome) {
   ResultFile file;
   const KernelsInfo info = machine_kernels({.backend = context.backend, .device = device_of(context.world.transport)});
   EnvironmentInputs inputs;
-  inputs.libraries = {{"matrix", info.matrix_library}, {"instruction_set", info.instruction_set}};
+  inputs.libraries = line.libraries;
+  inputs.libraries["matrix"] = info.matrix_library;
+  inputs.libraries["instruction_set"] = info.instruction_set;
   if (context.world.transport == "nccl") inputs.libraries.emplace("nccl", nccl_description());
   if (context.backend == "cuda") inputs.gpus = node_inventory().gpus;
   inputs.ranks = largest_rank_count(cases);
@@ -112,18 +115,19 @@ void measure_peaks(const RunArguments& arguments, const Job& job, RunContext& co
 }
 
 // What was done before a rank died or hung, saved where the run was to be saved.
-void keep_broken(const RunArguments& arguments, const RunContext& context, const CaseList& cases, RunOutcome outcome,
-                 const std::exception& reason) {
+void keep_broken(const CommandLine& line, const RunArguments& arguments, const RunContext& context, const CaseList& cases,
+                 RunOutcome outcome, const std::exception& reason) {
   fmt::print(stderr, "tandem: {}\n", reason.what());
   outcome.interrupted = true;
   if (arguments.out.empty()) return;
-  keep(arguments, context, cases, outcome);
+  keep(line, arguments, context, cases, outcome);
   fmt::print(stderr, "tandem: {} of {} cases were done; those are in {}\n", outcome.results.size(), cases.size(), arguments.out);
 }
 
-int finish(const RunArguments& arguments, const RunContext& context, const CaseList& cases, const RunOutcome& outcome) {
+int finish(const CommandLine& line, const RunArguments& arguments, const RunContext& context, const CaseList& cases,
+           const RunOutcome& outcome) {
   if (arguments.out != "-") fmt::print("{}", render_table(outcome.results, output_style()));
-  keep(arguments, context, cases, outcome);
+  keep(line, arguments, context, cases, outcome);
   if (outcome.interrupted) {
     fmt::print(stderr, "tandem: interrupted after {} of {} cases{}\n", outcome.results.size(), cases.size(),
                arguments.out.empty() ? "" : "; those are in " + arguments.out);
@@ -170,11 +174,11 @@ int run_action(const CommandLine& line, const RunArguments& arguments) {
   } catch (const Error& error) {
     progress.clear();
     if (!over_processes || !job.leads()) throw;
-    keep_broken(arguments, options.context, cases, std::move(done), error);
+    keep_broken(line, arguments, options.context, cases, std::move(done), error);
     return kRunBroke;
   }
   progress.clear();
-  const int status = job.leads() ? finish(arguments, options.context, cases, outcome) : kGood;
+  const int status = job.leads() ? finish(line, arguments, options.context, cases, outcome) : kGood;
   return job.agree_on_status(status);
 }
 

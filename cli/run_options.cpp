@@ -66,8 +66,10 @@ void add_world_options(CLI::App& command, WorldArguments& arguments) {
       .add_option("--algorithm", arguments.algorithm,
                   fmt::format("of collectives over messages: {}", fmt::join(algorithm_names(), ", ")))
       ->capture_default_str();
-  command.add_option("--adversary", arguments.adversary,
-                     "delay and reorder what may be, and poison buffers that nobody may look at, by this seed");
+  command
+      .add_option("--adversary", arguments.adversary,
+                  "delay and reorder what may be, and poison buffers that nobody may look at, by this seed")
+      ->check(whole_number);
   command
       .add_option("--deadline", arguments.deadline_seconds,
                   "seconds that a communication waits for the other ranks; default 60, in most cases 20")
@@ -99,7 +101,7 @@ void add_backend_option(CLI::App& command, std::string& backend) {
 void add_run_options(CLI::App& command, RunOptions& options) {
   add_backend_option(command, options.backend);
   add_world_options(command, options.world);
-  command.add_option("--seed", options.seed, "of parameters, data and dropout")->capture_default_str();
+  command.add_option("--seed", options.seed, "of parameters, data and dropout")->capture_default_str()->check(whole_number);
   command.add_option("--repetitions", options.repetitions, "measured steps per case")->capture_default_str()->check(at_least_one);
   command.add_option("--threads-per-rank", options.threads_per_rank, "threads inside a rank")
       ->capture_default_str()

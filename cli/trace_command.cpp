@@ -114,8 +114,10 @@ void add_compare(CommandLine& line, CLI::App& parent) {
   command->add_option("--against", arguments->against, "reference: judge each trace by the reference, not by the other one")
       ->check(CLI::IsMember({"auto", "reference"}))
       ->capture_default_str();
-  command->add_option("--rows", arguments->most_rows, "lines of the table")->capture_default_str();
+  command->add_option("--rows", arguments->most_rows, "lines of the table")->capture_default_str()->check(whole_number);
   command->add_option("--json", arguments->json, "write every tensor's verdict as JSON; - is standard output");
+  command->footer(
+      "Example (after: python3 harness/interop/record_torch_trace.py --out build/trace):\n  tandem trace compare build/trace");
   command->callback([&line, arguments] { line.action = [arguments] { return compare_action(*arguments); }; });
 }
 
@@ -124,6 +126,9 @@ void add_merge(CommandLine& line, CLI::App& parent) {
   const auto arguments = std::make_shared<MergeTraces>();
   command->add_option("TRACE", arguments->traces, "traces of the ranks, or one folder that holds them")->required();
   command->add_option("--out", arguments->out, "folder of the joined trace")->required();
+  command->footer(
+      "Example (of ranks that wrote build/ranks/0 and build/ranks/1):\n  tandem trace merge build/ranks/0 build/ranks/1 --out "
+      "build/joined");
   command->callback([&line, arguments] { line.action = [arguments] { return merge_action(*arguments); }; });
 }
 
@@ -132,6 +137,9 @@ void add_reference(CommandLine& line, CLI::App& parent) {
   const auto arguments = std::make_shared<ReferenceTrace>();
   command->add_option("TRACE", arguments->trace, "a trace with weights and batch")->required();
   command->add_option("--out", arguments->out, "folder of the reference's trace")->required();
+  command->footer(
+      "Example (after: python3 harness/interop/record_torch_trace.py --out build/trace):\n"
+      "  tandem trace reference build/trace --out build/trace_reference");
   command->callback([&line, arguments] { line.action = [arguments] { return reference_action(*arguments); }; });
 }
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <csignal>
@@ -21,6 +23,7 @@
 #include "core/synthetic_corpus.h"
 #include "harness/chrome_trace.h"
 #include "optimized/comm/nccl/nccl_world.h"
+#include "optimized/comm/run_threads.h"
 #include "optimized/machine.h"
 #include "optimized/training/trainer.h"
 #include "suites/pair.h"
@@ -164,7 +167,14 @@ void add_reports(TrainOptions& options, TrainWatch& watch, ProgressLine& progres
   };
 }
 
+// A thread that hangs cannot be ended, and what it has of the run cannot be had without it.
+void end_at_once(const std::string& reason) {
+  note(reason);
+  _exit(kRunBroke);
+}
+
 int train_here(const TrainArguments& arguments, const std::atomic<bool>& stop) {
+  on_hung_rank(end_at_once);
   if (!arguments.worker.heartbeat.empty()) std::signal(SIGPIPE, SIG_IGN);  // whoever reads, it is not for them that we train
   const WorldSettings world = to_world_settings(arguments.world, arguments.backend);
   const Job job(world);
@@ -178,6 +188,7 @@ int train_here(const TrainArguments& arguments, const std::atomic<bool>& stop) {
     require_writable(arguments.trace, "--trace");
     require_writable(arguments.json, "--json");
     require_writable_folder(plan.output, "--out");
+    require_writable_metrics(arguments);
     print_header(plan.config, *source);
     if (world != WorldSettings()) fmt::print("world: {}\n", world.describe());
     if (world.transport == "nccl") fmt::print("note:  {}\n", nccl_description());

@@ -48,15 +48,15 @@ void add_recovery_options(CLI::App& command, TrainArguments& arguments) {
       ->group(group);
   command.add_option("--max-restarts", supervise.max_restarts, "in a row without a new step; beyond it the run is given up")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1'000'000))
+      ->check(number_between(0, 1e6))
       ->group(group);
   command.add_option("--backoff-seconds", supervise.backoff_seconds, "before a restart; doubled for each further one in a row")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 3600.0))
+      ->check(number_between(0, 3600))
       ->group(group);
   command.add_option("--heartbeat-seconds", arguments.heartbeat_seconds, "between two signs of life of a rank")
       ->capture_default_str()
-      ->check(CLI::Range(0.01, 3600.0))
+      ->check(number_between(0.01, 3600))
       ->group(group);
   command.add_option("--restore-seconds", supervise.restore_seconds, "that finding and reading a checkpoint may take")
       ->capture_default_str()

@@ -84,6 +84,9 @@ struct TrainPlan {
 /// come last. Collective. Throws InputError.
 [[nodiscard]] TrainPlan resolve(const TrainArguments& arguments, const Job& job);
 
+/// Makes the folders that --metrics and --tensorboard need. Throws InputError.
+void require_writable_metrics(const TrainArguments& arguments);
+
 /// Where the faults of a run that have struck are noted.
 [[nodiscard]] std::filesystem::path struck_file(const std::filesystem::path& output);
 

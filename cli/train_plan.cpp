@@ -4,9 +4,11 @@
 
 #include <fmt/format.h>
 
+#include "cli/output.h"
 #include "cli/store_options.h"
 #include "cli/train_options.h"
 #include "core/io/hash.h"
+#include "optimized/checkpoint/catalogue.h"
 #include "optimized/checkpoint/checkpoint.h"
 #include "optimized/checkpoint/tiers.h"
 
@@ -77,6 +79,30 @@ void require_work_for_all(const TrainingPlan& plan) {
   }
 }
 
+// Node k has ranks k ranks_per_node and following.
+void require_nodes(const TrainPlan& plan, const TrainArguments& arguments) {
+  if (arguments.ranks_per_node == 0) return;
+  if (!plan.memory) throw InputError("--ranks-per-node: says which copies in memory are on one node; add --memory-tier");
+  const int ranks = plan.config.plan.parallel.world_size();
+  const bool is_shrunk = plan.resume || arguments.worker.attempt > 0;
+  if (arguments.ranks_per_node <= ranks || is_shrunk) return;
+  throw InputError(fmt::format("--ranks-per-node {}: the plan has {} rank{}; leave it out where all are on one node",
+                               arguments.ranks_per_node, ranks, ranks == 1 ? "" : "s"));
+}
+
+// Two runs in one folder: whoever takes the newest checkpoint of it takes that of the longer run, whichever was meant. A
+// supervised run goes on where it was.
+void require_folder_of_this_run(const TrainPlan& plan, const TrainArguments& arguments) {
+  const bool is_supervised = arguments.supervise.on || !arguments.worker.heartbeat.empty();
+  std::error_code error;
+  if (plan.resume || is_supervised || plan.output.empty() || !std::filesystem::is_directory(plan.output, error)) return;
+  const std::vector<CheckpointEntry> there = list_checkpoints(plan.output);
+  if (there.empty()) return;
+  throw InputError(fmt::format(
+      "--out {0}: has checkpoints of another run, the newest of step {1}; go on with it (--resume {0}), or name another folder",
+      plan.output, there.front().step));
+}
+
 // A fault that cannot strike is a mistake of whoever wrote the script. Of a run that goes on, ranks may have been lost since.
 void require_faults_that_strike(const TrainPlan& plan, const TrainArguments& arguments) {
   const bool is_supervised = arguments.supervise.on || !arguments.worker.heartbeat.empty();
@@ -103,6 +129,15 @@ void require_faults_that_strike(const TrainPlan& plan, const TrainArguments& arg
 
 void note(const std::string& line) { fmt::print(stderr, "tandem: {}\n", line); }
 
+void require_writable_metrics(const TrainArguments& arguments) {
+  const std::string folder = std::filesystem::path(arguments.metrics).parent_path().string();
+  require_writable_folder(folder, "--metrics");
+  std::error_code error;
+  if (!arguments.metrics.empty() && std::filesystem::is_directory(arguments.metrics, error))
+    throw InputError(fmt::format("--metrics {}: this is a folder; name a file", arguments.metrics));
+  require_writable_folder(arguments.tensorboard, "--tensorboard");
+}
+
 std::filesystem::path struck_file(const std::filesystem::path& output) { return output / "faults_struck"; }
 
 std::optional<MemoryTierPlace> memory_place(const TrainArguments& arguments) {
@@ -116,6 +151,9 @@ std::optional<MemoryTierPlace> memory_place(const TrainArguments& arguments) {
     const std::string name = std::filesystem::weakly_canonical(std::filesystem::absolute(run)).string();
     place.folder = fmt::format("/dev/shm/tandem-{}", to_hex(hash64(std::as_bytes(std::span(name)))));
   }
+  std::error_code error;
+  if (std::filesystem::exists(place.folder, error) && !std::filesystem::is_directory(place.folder, error))
+    throw InputError(fmt::format("--memory-tier {}: this is a file; name a folder", place.folder.string()));
   return place;
 }
 
@@ -148,6 +186,8 @@ TrainPlan resolve(const TrainArguments& arguments, const Job& job) {
   validate(plan.config.model);
   require_legal(plan.config.plan, plan.config.model);
   require_work_for_all(plan.config.plan);
+  require_nodes(plan, arguments);
+  require_folder_of_this_run(plan, arguments);
   require_faults_that_strike(plan, arguments);
   return plan;
 }

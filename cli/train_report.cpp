@@ -131,6 +131,19 @@ nlohmann::json checkpoints_json(const TrainReport& report) {
   return json;
 }
 
+nlohmann::json incidents_json(const TrainReport& report) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const AnomalyIncident& incident : report.incidents) {
+    nlohmann::json one = {{"step", incident.step + 1}, {"what", incident.describe()}};
+    if (incident.batch >= 0) one["batch"] = incident.batch;
+    if (!incident.findings.empty()) one["rank"] = incident.findings.front().rank;
+    if (incident.rolled_back_to) one["rolled_back_to"] = *incident.rolled_back_to;
+    if (!incident.bundle.empty()) one["bundle"] = incident.bundle.string();
+    json.push_back(std::move(one));
+  }
+  return json;
+}
+
 nlohmann::json loading_json(const PrefetchStatistics& loading) {
   return {{"batches", loading.made},
           {"making_seconds", loading.making_seconds},
@@ -242,6 +255,7 @@ std::string train_report_json(const TrainReport& report, const TrainSummary& sum
   if (summary.peak_flops_per_second > 0) json["peak_flops_per_second"] = summary.peak_flops_per_second;
   json["checkpoints"] = checkpoints_json(report);
   json["checkpoint_problems"] = report.checkpoint_problems;
+  json["incidents"] = incidents_json(report);
   json["loading"] = loading_json(report.loading);
   if (config.model.experts > 0) json["experts"] = experts_json(report);
   if (scales_loss(config.plan)) json["loss_scale"] = loss_scale_json(report);

@@ -11,6 +11,7 @@
 #include "suites/loss_scaling_cases.h"
 #include "suites/loss_scaling_run.h"
 #include "suites/one_step.h"
+#include "suites/overflow_script.h"
 
 namespace tandem {
 namespace {
@@ -87,7 +88,8 @@ Script overflow_script(const ParallelVariant& variant, const std::string& spoile
   return script;
 }
 
-// The run that had the steps without overflow alone, with the scale, counter and number of skipped steps of the rule beside it.
+}  // namespace
+
 Script without_overflows(const Script& script) {
   Script twin = script;
   twin.overflows = {};
@@ -103,6 +105,8 @@ Script without_overflows(const Script& script) {
   };
   return twin;
 }
+
+namespace {
 
 struct Expected {
   std::vector<LossScalerState> after;
@@ -138,6 +142,8 @@ double changed_by_skips(const ScriptedRun& run, const Script& script) {
   return changed;
 }
 
+}  // namespace
+
 std::vector<Property> overflow_properties(const Script& script, const ScriptedRun& run) {
   const Expected expected = expected_steps(script);
   const auto at = [](const RankStep& s) { return static_cast<std::size_t>(s.step); };
@@ -165,6 +171,8 @@ std::vector<Property> overflow_properties(const Script& script, const ScriptedRu
            "stored parameters, masters and moments of every rank keep every bit", -1, ""},
           {"skipped_steps", static_cast<double>(run.skipped()), Relation::at_least, 1.0, "the script has overflows", -1, ""}};
 }
+
+namespace {
 
 Case overflow_case(const std::string& name, ParallelVariant variant, const std::string& spoiled, const std::vector<int>& ranks) {
   variant = overflow_variant(variant);
