@@ -16,7 +16,7 @@ tests=(libgtest-dev libbenchmark-dev libopenblas-dev libopenmpi-dev openmpi-bin 
   libsentencepiece-dev libboost-context-dev libcpp-httplib-dev libssl-dev prometheus-cpp-dev pkg-config ccache mold clang-format shellcheck gnuplot-nox
   protobuf-compiler)
 nightly=(libsimgrid-dev clang-tidy ceph-mon ceph-osd ceph-common radosgw curl chromium chromium-driver python3-selenium
-  clang libclang-rt-14-dev slurmctld slurmd slurm-client munge)
+  clang libclang-rt-14-dev python3-clang-14 slurmctld slurmd slurm-client munge)
 
 case ${1:-} in
   --minimal) wanted=("${program[@]}") ;;

@@ -81,7 +81,7 @@ if(TANDEM_SANITIZE STREQUAL "thread")
   set(TANDEM_LEFT_OUT /optimized/compression/ "/data_pipeline/(epoch_order|prepare|text_source|token_part)_test" /optimized/tensor_parallel/ /optimized/memory/
                       /optimized/loss_scaling/ /optimized/expert_parallel/ /optimized/context_parallel/
                       /optimized/collectives/ /optimized/pipeline_parallel/ /engine/lower_test /cpu/sum_in_order_test /engine/insert_behind
-                      /engine/composition_test /engine/random_plans_test
+                      /engine/composition_test /engine/random_plans_test /checkpoint/checkpoint_layouts_test /checkpoint/piece_reader_test
                       # On the emulated GPU: four minutes of it (nightly has them).
                       /comm/device_ /engine/device_test /engine/reservations_test /recovery/faulty_device)
 else()
@@ -129,7 +129,7 @@ mark_as_advanced(TANDEM_COLD)
 if(TANDEM_SANITIZE)
   set(TANDEM_COLD -O0)
 endif()
-# A test's own files only ask and compare; but those of reference/ are loops over templates.
+# A test's own files only ask and compare; but those of reference/ and kernels/ are loops, over templates and over elements.
 set(TANDEM_TEST_FILES $<$<CONFIG:Release>:-O0> CACHE STRING "Optimization of the tests' own files")
 mark_as_advanced(TANDEM_TEST_FILES)
 function(tandem_folder name)
@@ -192,7 +192,7 @@ function(tandem_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_LINKS} GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  if(TANDEM_SANITIZE OR arg_LABEL STREQUAL "reference")
+  if(TANDEM_SANITIZE OR arg_LABEL MATCHES "^(reference|kernels)$")
     target_compile_options(${name} PRIVATE ${TANDEM_COLD})
   else()
     target_compile_options(${name} PRIVATE ${TANDEM_TEST_FILES})

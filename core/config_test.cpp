@@ -224,7 +224,7 @@ TEST(Config, SaysWhereTheSyntaxBreaks) {
     return text.starts_with(fmt::format("x.json is not valid JSON, {}: syntax error while parsing", place));
   };
   EXPECT_TRUE(starts_with(json_error("{\n  \"model\": {,}\n}"), "line 2, column 13")) << json_error("{\n  \"model\": {,}\n}");
-  EXPECT_TRUE(starts_with(json_error(""), "line 1, column 1")) << json_error("");
+  EXPECT_EQ(json_error(""), "x.json is empty; a JSON object with sections such as \"model\" is needed");
   EXPECT_TRUE(starts_with(json_error("{} x"), "line 1, column 4")) << json_error("{} x");
 }
 

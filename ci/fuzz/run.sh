@@ -85,7 +85,7 @@ fi
 failed=0
 fuzz() {
   local target=$1 status=0 log=$build/$1.log
-  TANDEM_FUZZ=$target "$fuzzer" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 \
+  TANDEM_FUZZ=$target "$fuzzer" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 \
     -artifact_prefix="$build/crashes/$target-" "$build/corpus/$target" "$seeds/$target" "ci/fuzz/corpus/$target" >"$log" 2>&1 || status=$?
   printf '%-16s %s runs, %s edges, corpus %s, status %d\n' "$target" \
     "$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")" "$(grep -o 'cov: [0-9]*' "$log" | tail -n 1 | cut -c6-)" \

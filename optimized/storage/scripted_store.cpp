@@ -56,7 +56,7 @@ void ScriptedStore::begin_operation(const char* action, const std::string& key) 
 void ScriptedStore::transfer(const char* action, const std::string& key, std::int64_t bytes,
                              const std::optional<StoreScript::Break>& broken, std::int64_t index,
                              std::int64_t StoreCounts::*counted) const {
-  const bool breaks = broken && broken->index == index;
+  const bool breaks = broken && index >= broken->index && index < broken->index + broken->in_a_row;
   const std::int64_t moved = breaks ? std::min(bytes, broken->byte) : bytes;
   double bytes_per_second = 0;
   {

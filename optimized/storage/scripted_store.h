@@ -21,11 +21,12 @@ struct StoreScript {
 
   /// Operations [begin, end) find the store down: StoreError, nothing done.
   Interval down{};
-  /// The transfer number `index` breaks off after `byte` bytes, or at its end where it is shorter: StoreError. An upload that
-  /// breaks off leaves nothing, a download no file.
+  /// The transfers from number `index` on, `in_a_row` of them, break off after `byte` bytes, or at their end where they are
+  /// shorter: StoreError. An upload that breaks off leaves nothing, a download no file.
   struct Break {
     std::int64_t index = 0;
     std::int64_t byte = 0;
+    std::int64_t in_a_row = 1;
   };
   std::optional<Break> broken_upload = {};
   std::optional<Break> broken_download = {};
