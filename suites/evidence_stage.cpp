@@ -9,9 +9,11 @@ namespace tandem {
 
 StageEvidence make_stage(const PairInputs& inputs, std::string_view stage, int step, std::vector<StageTensor> tensors) {
   constexpr std::string_view kFusedBias = "attn.c_attn.bias";
-  // The longest sum behind any element: over the tokens of the batch, a row of the widest matrix, or the vocabulary.
+  // The longest sum behind any element: over the tokens of the batch, a row of the widest matrix (of the MLP, or of the fused
+  // query-key-value), or the vocabulary.
   const std::int64_t tokens = inputs.plan.batch.rows * inputs.data->sequence();
-  const auto longest = static_cast<double>(std::max({tokens, inputs.model.mlp_width(), inputs.model.vocabulary}));
+  const auto longest =
+      static_cast<double>(std::max({tokens, inputs.model.mlp_width(), 3 * inputs.model.hidden, inputs.model.vocabulary}));
   StageEvidence evidence;
   evidence.stage = stage;
   evidence.step = step;
