@@ -160,7 +160,8 @@ struct ProcessStat {
 };
 std::optional<ProcessStat> read_stat(const std::filesystem::path& folder) {
   std::ifstream file(folder / "stat");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::string text;
+  std::getline(file, text, '\0');  // all of it; where the process ends meanwhile this reads nothing, and an iterator would throw
   const std::size_t behind = text.rfind(')');
   if (behind == std::string::npos) return std::nullopt;
   std::istringstream fields(text.substr(behind + 1));
