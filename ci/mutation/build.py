@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds one `tandem` with all mutants: of an existing build, what contains a mutated file is compiled again into a folder of its own
+and put into copies of the libraries. The tree and that build stay as they are."""
+
+import concurrent.futures
+import json
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+
+from places import apply
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+# Tells the switches where cases begin and end.
+HOOK = ("    CaseResult result = run_case(entry, options);\n",
+        "    ::tandem_mutation::begin_case(entry.name.c_str());\n"
+        "    CaseResult result = run_case(entry, options);\n"
+        "    ::tandem_mutation::end_case(entry.name.c_str(), std::string(name(result.verdict.status)).c_str(),\n"
+        "                                result.verdict.check.c_str(), result.seconds);\n")
+
+
+class CompileError(Exception):
+    """A group of files was refused; `lines`: (path of the tree, line) named by the compiler."""
+
+    def __init__(self, output, lines):
+        super().__init__(output)
+        self.lines = lines
+
+
+def write_overlay(root, overlay, mutants):
+    """The mutated files, and the runner with its hook, at their paths below `overlay`. Returns their paths."""
+    shutil.rmtree(overlay, ignore_errors=True)
+    texts = {}
+    for number, path, candidate in mutants:
+        texts.setdefault(path, []).append((number, candidate))
+    result = {path: apply((root / path).read_text(), items) for path, items in texts.items()}
+    runner = (root / "harness/runner.cpp").read_text()
+    if runner.count(HOOK[0]) != 1:
+        raise SystemExit("mutation: harness/runner.cpp has changed; build.py no longer finds where a case begins")
+    result["harness/runner.cpp"] = runner.replace(*HOOK)
+    for path, text in result.items():
+        (overlay / path).parent.mkdir(parents=True, exist_ok=True)
+        (overlay / path).write_text(text)
+    return sorted(result)
+
+
+def includes_of(path, text, headers):
+    return [header for header in headers if f'#include "{header}"' in text]
+
+
+def tasks(root, build, overlay, changed):
+    """[(source to compile, command, object)] of all compilations that see a changed file."""
+    headers = [path for path in changed if path.endswith(".h")]
+    # Headers include headers of the same folder: one that includes a changed one counts as changed.
+    for header in list(headers):
+        for other in (root / header).parent.glob("*.h"):
+            relative = other.relative_to(root).as_posix()
+            if relative not in headers and includes_of(relative, other.read_text(), headers):
+                headers.append(relative)
+    found = []
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        source = pathlib.Path(entry["file"])
+        output = re.search(r" -o (\S+)", entry["command"])
+        if output is None or not source.exists() or re.search(r"_test\.dir|_bench\.dir|\.cu\b|simt", output.group(1)):
+            continue
+        text = source.read_text()
+        unity = source.suffix == ".cxx"
+        relative = None if unity else (source.relative_to(root).as_posix() if source.is_relative_to(root) else None)
+        hit = [path for path in changed if f'#include "{root}/{path}"' in text] if unity else [path for path in changed if path == relative]
+        if not hit and not (relative and includes_of(relative, text, headers)):
+            continue
+        found.append((entry, source, pathlib.Path(output.group(1)), unity, text, hit))
+    return found
+
+
+def compile_one(root, overlay, objects, task, optimize):
+    entry, source, output, unity, text, hit = task
+    target = objects / output
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if unity:
+        copy = target.with_suffix(".cxx")
+        for path in hit:
+            text = text.replace(f'"{root}/{path}"', f'"{overlay}/{path}"')
+        if not copy.exists() or copy.read_text() != text:
+            copy.write_text(text)
+        source_now = copy
+    else:
+        source_now = overlay / hit[0] if hit else source
+    words = shlex.split(entry["command"])
+    words = [word for word in words if word not in (str(source), "-Werror", "-c")]
+    words[words.index("-o") + 1] = str(target)
+    hot = "/simd/" in str(source)
+    flags = ["-w", "-I" + str(overlay), "-include", str(HERE / "mutation.h")]
+    words[1:1] = flags
+    words += [] if hot else [optimize]
+    words += ["-c", str(source_now)]
+    stamp = target.with_suffix(".stamp")
+    mutated = sorted(path.relative_to(overlay).as_posix() for path in overlay.rglob("*") if path.is_file())
+    key = " ".join(words) + text + "".join((overlay / path).read_text() for path in mutated if path in hit or path.endswith(".h"))
+    if target.exists() and stamp.exists() and stamp.read_text() == key:
+        return target
+    done = subprocess.run(["nice", "-n", "10", *words], cwd=entry["directory"], capture_output=True, text=True)
+    if done.returncode != 0:
+        lines = re.findall(rf"{re.escape(str(overlay))}/(\S+?):(\d+):\d+: error", done.stderr)
+        raise CompileError(done.stderr[-3000:], [(path, int(line)) for path, line in lines])
+    stamp.write_text(key)
+    return target
+
+
+def link(build, work, changed_objects):
+    """changed_objects: path in the build -> new object. Returns the program."""
+    commands = subprocess.run(["ninja", "-C", str(build), "-t", "commands", "tandem"], capture_output=True, text=True, check=True).stdout
+    command = next(line for line in reversed(commands.splitlines()) if re.search(r"-o tandem\b", line)).split("&&")[1]
+    program = work / "tandem"
+    words = []
+    switches = work / "mutation.o"
+    subprocess.run(["c++", "-std=c++20", "-O1", "-c", str(HERE / "mutation.cpp"), "-o", str(switches)], check=True)
+    by_archive = {}
+    for path, new in changed_objects.items():
+        folder = str(path).split("/CMakeFiles/")[0]
+        by_archive.setdefault(folder, []).append(new)
+    for word in shlex.split(command):
+        if word.endswith(".a") and not word.startswith("/"):
+            new = by_archive.get(str(pathlib.Path(word).parent))
+            if new:
+                copy = work / pathlib.Path(word).name
+                shutil.copy(build / word, copy)
+                subprocess.run(["ar", "r", str(copy), *map(str, new)], check=True, capture_output=True)
+                word = str(copy)
+        words.append(word)
+    words[words.index("-o") + 1] = str(program)
+    words.insert(1, str(switches))
+    done = subprocess.run(["nice", "-n", "10", *words], cwd=build, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"mutation: the program was not linked:\n{done.stderr[-3000:]}")
+    return program
+
+
+def build_program(root, build, work, mutants, optimize="-O1", say=print):
+    overlay, objects = work / "tree", work / "objects"
+    changed = write_overlay(root, overlay, mutants)
+    todo = tasks(root, build, overlay, changed)
+    reached = {path for task in todo for path in task[5]}
+    missing = [path for path in changed if path.endswith(".cpp") and path not in reached]
+    if missing:
+        raise SystemExit(f"mutation: not part of the build: {', '.join(missing)}")
+    say(f"compiles {len(todo)} of the build's files")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(lambda task: compile_one(root, overlay, objects, task, optimize), todo))
+    return link(build, work, {task[2]: target for task, target in zip(todo, built)})
