@@ -74,10 +74,18 @@ inventory() {
 }
 run_check inventory inventory
 
-operators() { TANDEM_TEST_BACKEND=$backend limited 120 "$build/kernels/gpu_test" --gtest_brief=1 --gtest_filter='Cuda*:Device*'; }
-engine() {
-  TANDEM_TEST_BACKEND=$backend limited 60 "$build/optimized/optimized_test" --gtest_brief=1 --gtest_filter='*EngineOnDevice*:*Device*'
+# tested SECONDS PROGRAM FILTER: a run whose tests were skipped for want of a device is no success here.
+tested() {
+  local log status=0
+  log=$(mktemp)
+  TANDEM_TEST_BACKEND=$backend limited "$1" "$2" --gtest_brief=1 --gtest_filter="$3" >"$log" 2>&1 || status=$?
+  cat "$log"
+  if grep -q 'no CUDA device' "$log"; then fail "tests were skipped: the program finds no device"; fi
+  rm -f "$log"
+  return "$status"
 }
+operators() { tested 120 "$build/kernels/gpu_test" 'Cuda*:Device*'; }
+engine() { tested 60 "$build/optimized/optimized_test" '*EngineOnDevice*:*Device*'; }
 if wants operators; then
   say "Operators and the engine against the reference"
   run_check operators operators
