@@ -2,6 +2,7 @@
 #include "core/io/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,17 +42,7 @@ std::filesystem::path temporary_name(const std::filesystem::path& folder, int at
   return folder / fmt::format(".tandem-{}-{}.tmp", ::getpid(), attempt);
 }
 
-// Without a name where the file system can. Else names are tried in turn with O_EXCL: several threads of one process may write to
-// one folder, and a crashed run with the same process number may have left some.
-std::pair<int, std::filesystem::path> open_temporary(const std::filesystem::path& folder, mode_t mode) {
-  const int unnamed = ::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
-  // ENOENT too: of a kernel that does not know it, and then the next call says so again.
-  if (unnamed >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL && errno != ENOENT)) {
-    const int reason = errno;
-    std::filesystem::path placeholder = folder / kUnnamed;
-    errno = reason;
-    return {unnamed, std::move(placeholder)};
-  }
+std::pair<int, std::filesystem::path> open_named(const std::filesystem::path& folder, mode_t mode) {
   for (int attempt = 0; attempt < kTemporaryNames; ++attempt) {
     std::filesystem::path name = temporary_name(folder, attempt);
     const int descriptor = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
@@ -61,7 +52,22 @@ std::pair<int, std::filesystem::path> open_temporary(const std::filesystem::path
   return {-1, {}};
 }
 
-// Gives the file a name beside its target; empty, with errno, where that cannot be.
+// Without a name where the file system can. Else names are tried in turn with O_EXCL: several threads of one process may write to
+// one folder, and a crashed run with the same process number may have left some.
+std::pair<int, std::filesystem::path> open_temporary(const std::filesystem::path& folder, mode_t mode) {
+  const int unnamed = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, mode);
+  // ENOENT too: of a kernel that does not know it, and then the next call says so again.
+  if (unnamed >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL && errno != ENOENT)) {
+    const int reason = errno;
+    std::filesystem::path placeholder = folder / kUnnamed;
+    errno = reason;
+    return {unnamed, std::move(placeholder)};
+  }
+  return open_named(folder, mode);
+}
+
+// Gives the file a name beside its target; empty, with errno, where that cannot be: no /proc, or a file system that makes files
+// without a name and does not let them be named.
 std::filesystem::path name_temporary(int descriptor, const std::filesystem::path& folder) {
   const std::string link = fmt::format("/proc/self/fd/{}", descriptor);
   for (int attempt = 0; attempt < kTemporaryNames; ++attempt) {
@@ -71,6 +77,16 @@ std::filesystem::path name_temporary(int descriptor, const std::filesystem::path
   }
   errno = EEXIST;
   return {};
+}
+
+// All bytes of one file, into an empty one. False, with errno, where that fails.
+bool copy_contents(int from, int to) {
+  off_t offset = 0;
+  while (true) {
+    const ssize_t copied = ::sendfile(to, from, &offset, kBufferBytes);
+    if (copied < 0 && errno == EINTR) continue;
+    if (copied <= 0) return copied == 0;
+  }
 }
 
 void sync_folder(const std::filesystem::path& folder) noexcept {
@@ -139,10 +155,28 @@ void AtomicFile::finish() {
   if (!temporary_.empty() && ::fsync(descriptor_) != 0) fail("cannot flush", errno);
   if (temporary_.filename() == kUnnamed) {
     temporary_ = name_temporary(descriptor_, folder_of(target_));
-    if (temporary_.empty()) fail("cannot name", errno);
+    if (temporary_.empty()) write_again_with_name();
   }
   if (::close(std::exchange(descriptor_, -1)) != 0) fail("cannot close", errno);
   finished_ = true;
+}
+
+void AtomicFile::write_again_with_name() {
+  struct stat status {};
+  (void)::fstat(descriptor_, &status);
+  int named = -1;
+  std::tie(named, temporary_) = open_named(folder_of(target_), 0600);
+  if (named < 0) {
+    const int reason = errno;
+    temporary_.clear();
+    fail("cannot create", reason);
+  }
+  (void)::fchmod(named, status.st_mode & 07777);
+  const int unnamed = std::exchange(descriptor_, named);
+  const bool copied = copy_contents(unnamed, named) && ::fsync(named) == 0;
+  const int reason = errno;
+  ::close(unnamed);
+  if (!copied) fail("cannot write", reason);
 }
 
 void AtomicFile::commit() {

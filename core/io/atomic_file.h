@@ -46,6 +46,7 @@ class AtomicFile {
 
  private:
   void flush();
+  void write_again_with_name();
   void close_and_remove() noexcept;
   [[noreturn]] void fail(std::string_view action, int error_number);
 

@@ -3,9 +3,11 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 
 #include <gtest/gtest.h>
@@ -13,8 +15,39 @@
 #include "core/error.h"
 #include "core/io/test_folder.h"
 
+namespace {
+bool links_are_refused = false;
+}
+
+// In place of the C library's: some file systems make files without a name, and do not let them be named.
+extern "C" int linkat(int from_folder, const char* from, int to_folder, const char* to, int flags) noexcept {
+  if (links_are_refused) {
+    errno = EPERM;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_linkat, from_folder, from, to_folder, to, flags));
+}
+
 namespace tandem {
 namespace {
+
+TEST(AtomicFile, IsCompleteWhereAnUnnamedFileCannotBeNamed) {
+  const TestFolder folder;
+  std::string content(3'000'001, 'x');
+  content.back() = 'y';
+  folder.write("file", "old");
+  ASSERT_EQ(::chmod((folder / "file").c_str(), 0666), 0);
+
+  links_are_refused = true;
+  write_file_atomically(folder / "file", content);
+  links_are_refused = false;
+
+  EXPECT_EQ(TestFolder::read(folder / "file"), content);
+  EXPECT_EQ(folder.num_files(), 1U);
+  struct stat status {};
+  ASSERT_EQ(::stat((folder / "file").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777U, 0666U);
+}
 
 TEST(AtomicFile, AppearsWithItsWholeContent) {
   const TestFolder folder;
