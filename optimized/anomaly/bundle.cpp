@@ -25,6 +25,7 @@ namespace fs = std::filesystem;
 constexpr const char* kFormat = "tandem-incident";
 constexpr std::int64_t kVersion = 1;
 constexpr const char* kFileName = "bundle.json";
+constexpr const char* kUnfinished = ".unfinished";
 
 nlohmann::ordered_json numbers_to_json(const std::vector<double>& values) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
@@ -78,15 +79,23 @@ std::optional<std::int64_t> number_of(const std::string& name) {
   return error == std::errc() && stop == end ? std::optional(number) : std::nullopt;
 }
 
-void prune(const fs::path& run_folder, FileOperations& files) {
+// All but the newest, never the one that was just written: where a run's ledger is lost its numbers begin again. What is to go is
+// renamed first, so that a half of a bundle is never taken for one.
+void prune(const fs::path& run_folder, const fs::path& written, FileOperations& files) {
   std::vector<std::pair<std::int64_t, fs::path>> bundles;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(run_folder, ignored)) {
+    if (entry.path() == written) continue;
     if (const auto number = number_of(entry.path().filename().string())) bundles.emplace_back(*number, entry.path());
   }
   std::sort(bundles.begin(), bundles.end(), std::greater<>());
   try {
-    for (std::size_t i = kKeptBundles; i < bundles.size(); ++i) files.remove(bundles[i].second);
+    for (std::size_t i = kKeptBundles - 1; i < bundles.size(); ++i) {
+      const fs::path aside = bundles[i].second.string() + kUnfinished;
+      files.remove(aside);
+      files.rename(bundles[i].second, aside);
+      files.remove(aside);
+    }
   } catch (const IoError&) {  // the next one tries again
   }
 }
@@ -102,7 +111,7 @@ Hash128 hash_of(const Batch& batch) {
 
 fs::path write_bundle(const fs::path& run_folder, std::int64_t number, const IncidentBundle& bundle, FileOperations& files) {
   fs::path target = run_folder / fmt::format("incident-{:03}", number);
-  const fs::path unfinished = target.string() + ".unfinished";
+  const fs::path unfinished = target.string() + kUnfinished;
   try {
     make_folders(files, run_folder);
     files.remove(unfinished);
@@ -113,7 +122,7 @@ fs::path write_bundle(const fs::path& run_folder, std::int64_t number, const Inc
     files.sync_folder(unfinished);
     const fs::path older = replace_folder(files, unfinished, target);
     if (!older.empty()) files.remove(older);
-    prune(run_folder, files);
+    prune(run_folder, target, files);
   } catch (const fs::filesystem_error& failure) {
     throw IoError(fmt::format("{}: {}", target.string(), failure.what()));
   }

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "core/error.h"
 #include "core/timeline.h"
 #include "optimized/anomaly/guard_state.h"
 #include "optimized/checkpoint/catalogue.h"
@@ -36,13 +37,17 @@ constexpr std::string_view kSuspect = "suspect-";
 
 void prune_suspects(const fs::path& folder, FileOperations& files) {
   std::vector<std::pair<std::int64_t, fs::path>> suspects;
-  for (const auto& entry : fs::directory_iterator(folder)) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(kSuspect)) continue;
     if (const auto step = parse_step_folder_name(name.substr(kSuspect.size()))) suspects.emplace_back(*step, entry.path());
   }
   std::sort(suspects.begin(), suspects.end(), std::greater<>());
-  for (std::size_t i = kKeptSuspects; i < suspects.size(); ++i) files.remove(suspects[i].second);
+  try {
+    for (std::size_t i = kKeptSuspects; i < suspects.size(); ++i) files.remove(suspects[i].second);
+  } catch (const IoError&) {  // the next rollback tries again
+  }
 }
 
 }  // namespace

@@ -207,6 +207,20 @@ TEST(IncidentBundle, OldOnesGo) {
   EXPECT_TRUE(std::filesystem::exists(folder / fmt::format("incident-{:03}", kKeptBundles + 2)));
 }
 
+TEST(IncidentBundle, TheOneJustWrittenStaysThoughOthersHaveHigherNumbers) {
+  const TestFolder folder;
+  std::filesystem::create_directory(folder / "step-00000004");
+  for (std::int64_t number = 1; number <= static_cast<std::int64_t>(kKeptBundles); ++number)
+    static_cast<void>(write_bundle(folder.path(), 100 + number, some_bundle(), system_files()));
+
+  const std::filesystem::path written = write_bundle(folder.path(), 1, some_bundle(), system_files());
+
+  EXPECT_EQ(read_bundle(written).step, some_bundle().step);
+  EXPECT_FALSE(std::filesystem::exists(folder / "incident-101"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "incident-102"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "incident-101.unfinished"));
+}
+
 TEST(IncidentBundle, IsWholeOrNotThereWhereverTheProgramEnds) {
   bool finished = false;
   int absent = 0;

@@ -57,6 +57,7 @@ class Checkpointer::State {
     info_ = with_engine_state(info, engine_);
     last_saved_ = info.next_step;
     last_is_safe_ = false;
+    failed_upload_.reset();
     seen_step_ = info.next_step;
     snapshot_.take(engine_);
     times.bytes = snapshot_.size_bytes();

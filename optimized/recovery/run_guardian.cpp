@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -23,16 +24,21 @@ namespace {
 
 constexpr std::chrono::milliseconds kPause{20};
 constexpr char kAllIsWell = 'w';
+constexpr long kMostFiles = 1 << 16;
 
 // Only the pipe is left of what the supervisor has open: its lock must be free when it is gone, and who reads its output must not
 // wait for this process.
-int take_leave(int pipe) {
+int take_leave(const std::array<int, 2>& ends) {
   constexpr int kPlace = 3;
+  close(ends[1]);  // else nobody would ever see its end
   setsid();
   prctl(PR_SET_NAME, "tandem-guardian");
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE}) std::signal(signal, SIG_IGN);
-  dup2(pipe, kPlace);
-  close_range(kPlace + 1, ~0U, 0);
+  dup2(ends[0], kPlace);
+  if (close_range(kPlace + 1, ~0U, 0) != 0) {  // of Linux 5.9; some containers refuse it
+    const long most = std::min(sysconf(_SC_OPEN_MAX), kMostFiles);
+    for (int file = kPlace + 1; file < most; ++file) close(file);
+  }
   const int nothing = open("/dev/null", O_RDWR);
   for (int file = 0; file < kPlace; ++file) dup2(nothing, file);
   close(nothing);
@@ -47,18 +53,14 @@ bool ends_well(int pipe) {
   return size == 1 && word == kAllIsWell;
 }
 
-[[noreturn]] void guard(int pipe, const std::string& mark, double patience_seconds, const std::string& shared_files) {
-  if (ends_well(take_leave(pipe))) _exit(0);
+void guard(const std::array<int, 2>& ends, const std::string& mark, double patience_seconds, const std::string& shared_files) {
+  if (ends_well(take_leave(ends))) return;
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience_seconds);
   while (std::chrono::steady_clock::now() < end) {
-    if (marked_processes(mark).empty()) _exit(0);
+    if (marked_processes(mark).empty()) return;
     std::this_thread::sleep_for(kPause);
   }
-  try {
-    kill_marked_processes(mark, 0, shared_files);
-  } catch (const Error&) {  // what cannot be killed is not helped by waiting here
-  }
-  _exit(0);
+  kill_marked_processes(mark, 0, shared_files);
 }
 
 }  // namespace
@@ -69,7 +71,13 @@ RunGuardian::RunGuardian(const std::string& mark, double patience_seconds, const
   if (pipe2(ends.data(), O_CLOEXEC) != 0) throw IoError(fmt::format("no pipe to a guardian: {}", std::strerror(errno)));
   process_ = fork();
   const int reason = errno;
-  if (process_ == 0) guard(ends[0], mark, patience_seconds, shared_files);
+  if (process_ == 0) {
+    try {
+      guard(ends, mark, patience_seconds, shared_files);
+    } catch (...) {  // what cannot be killed is not helped by waiting here, and this process must not go on as its supervisor
+    }
+    _exit(0);
+  }
   close(ends[0]);
   pipe_ = ends[1];
   if (process_ < 0) {
