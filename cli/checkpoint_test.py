@@ -168,6 +168,14 @@ class Checkpoint(unittest.TestCase):
         self.assertIn("step-00000004", done.stdout)
         self.assertIn("step-00000006", done.stderr)
 
+    def test_where_none_is_whole_one_line_says_so(self):
+        for step in (2, 4, 6):
+            self.damage(self.run_folder / f"step-{step:08}/shard-00000.safetensors", -100)
+        for words in (["train", "--resume", self.run_folder], ["checkpoint", "export", self.run_folder, "--out", self.folder / "out"]):
+            said = self.tandem(2, *words)
+            self.assertIn("none of its 3 checkpoints is whole", said)
+            self.assertEqual(said.count("step-00000004/shard-00000.safetensors: damaged"), 1, said)
+
     def test_advice_follows_young_and_daly(self):
         advice = json.loads(self.checkpoint(0, "advise", "--save-seconds", 20, "--step-seconds", 4, "--mtbf-hours", 50000,
                                             "--nodes", 500, "--restart-seconds", 100, "--json", "-"))

@@ -88,7 +88,7 @@ class CommandLine(unittest.TestCase):
 
     def test_unknown_backend(self):
         for command in (["run", "data_parallel"], ["train", "--steps", "1"], ["golden", f"{SOURCE}/results/golden/tiny"]):
-            self.refused(*command, "--backend", "nonsense", says=["--backend nonsense", "cuda and simt"])
+            self.refused(*command, "--backend", "nonsense", says=["--backend nonsense", "cuda and simt", "cpu"])
 
     def test_an_emulated_gpu_passes(self):
         out = self.path("r.json")
@@ -318,6 +318,8 @@ class CommandLine(unittest.TestCase):
 
     def test_generate_without_a_checkpoint(self):
         self.refused("generate", "--checkpoint", self.folder.name, "--prompt", "x", says="no checkpoint here")
+        for words in (["generate", "--prompt", "x", "--checkpoint"], ["train", "--resume"]):
+            self.refused(*words, "/nonexistent", says="/nonexistent: no such folder; name the --out folder of a training run")
 
     def test_result_file_in_no_folder(self):
         self.refused("run", "harness", "--out", "/nonexistent/r.json", says=["--out", "/nonexistent"])
@@ -506,8 +508,10 @@ class CommandLine(unittest.TestCase):
     def test_a_probe_writes_a_cluster_file(self):
         self.refused("probe", "--out", self.path("no/c.json"), says=["--out", "does not exist"])
         self.refused("probe", "--out", self.path("c.json"), "--storage", "/proc/nothing", says=["--storage", "/proc/nothing"])
-        out = self.path("c.json")
-        done = self.run_tandem("probe", "--seconds", "0.3", "--storage", self.path("store"), "--out", out)
+        out, store = self.path("c.json"), self.path("store")
+        self.refused("probe", "--out", out, "--storage", store, says=[f"--storage {store}: there is no such folder", "leave --storage out"])
+        os.mkdir(store)
+        done = self.run_tandem("probe", "--seconds", "0.3", "--storage", store, "--out", out)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("slowest first", done.stdout)
         with open(out, encoding="utf-8") as file:

@@ -103,6 +103,7 @@ void add_prepare(CLI::App& parent, CommandLine& line) {
   command->callback([&line, arguments] {
     line.action = [&line, arguments] {
       require_writable(arguments->json, "--json");
+      require_writable_prefix(arguments->prefix, {".bin", ".idx", ".json", ".model"}, "--out");
       require_no_part(arguments->json, arguments->prefix);
       try {
         return finish(prepare(*arguments, line.stop), arguments->json);

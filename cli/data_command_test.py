@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepared data as other programs write and read it, and what is trained on it. Run by CTest with the program."""
 import array
+import glob
 import json
 import os
 import re
@@ -141,6 +142,11 @@ class DataCommand(unittest.TestCase):
         with open(f"/proc/{process.pid}/status", encoding="ascii") as file:
             return file.read()
 
+    @staticmethod
+    def remove_files_among_devices():
+        for file in glob.glob("/dev/full.*") + glob.glob("/dev/tandem-test*"):
+            os.remove(file)
+
     def test_no_file_is_written_over_by_mistake(self):
         prepare = ["data", "prepare", "--input", self.text, "--out"]
         self.assertIn("is no prefix", self.run_tandem(*prepare, "", status=2))
@@ -148,6 +154,17 @@ class DataCommand(unittest.TestCase):
             "data", "prepare", "--input", self.path("text.json", b"x"), "--out", "text", status=2))
         self.assertIn("a file of the prepared data has this name",
                       self.run_tandem(*prepare, "p", "--json", "./p.json", status=2))
+        self.addCleanup(self.remove_files_among_devices)
+        os.mkdir(self.path("p.idx"))
+        os.symlink("/dev/full", self.path("device"))
+        for prefix, words in (("/dev/full", "--out /dev/full: this is a device"), ("device", "--out device: this is a device"),
+                              ("/dev/tandem-test", "--out /dev/tandem-test: /dev is for devices"),
+                              ("nowhere/p", "nowhere does not exist"), ("p", "p.idx is to be written, and is there as something else")):
+            self.assertIn(words, self.run_tandem(*prepare, prefix, status=2))
+        for option in ("--data-cache", "--data-cache-gib"):
+            for data in ("synthetic", self.text):
+                said = self.run_tandem("train", "--data", data, *SMALL, option, "1", status=2)
+                self.assertIn(f"are about data of a store (--data s3://BUCKET/PREFIX), and --data is {data}: leave them out", said)
         for capacity in ("0", "nan", "1e30", "x"):
             self.assertIn(f"--data-cache-gib: '{capacity}' must be a number above 0",
                           self.run_tandem("train", "--data-cache-gib", capacity, status=2))

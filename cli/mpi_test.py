@@ -123,6 +123,11 @@ class Processes(unittest.TestCase):
         self.assertEqual(sorted(saved[0]), ["manifest.json"] + [f"shard-0000{rank}.safetensors" for rank in range(3)])
         self.assertEqual(saved[0], saved[1])
 
+    def test_processes_without_a_rank_are_told_of(self):
+        done = run(3, "train", "--steps", 1, "--set", "data=2", "--transport", "mpi")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stderr.count("the job has 3 processes, the plan 2 ranks: 1 of them has nothing to do"), 1, done.stderr)
+
     def test_checkpoints_outlive_the_job(self):
         out = self.folder / "run"
         launcher, pids, _ = self.start_endless("--out", out, "--set", "checkpoint_every_steps=5", "--set", "checkpoint_keep=2")

@@ -31,6 +31,16 @@ std::string why_not_writable(const std::filesystem::path& folder) {
   return {};
 }
 
+void require_writable_parent(const std::string& file, const std::string& option) {
+  const std::filesystem::path folder = std::filesystem::absolute(file).parent_path();
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error)) {
+    throw InputError(fmt::format("{} {}: the folder {} does not exist", option, file, folder.string()));
+  }
+  if (const std::string why = why_not_writable(folder); !why.empty())
+    throw InputError(fmt::format("{} {}: the folder {} cannot be written to: {}", option, file, folder.string(), why));
+}
+
 }  // namespace
 
 void write_output(const std::string& file, const std::string& text) {
@@ -43,16 +53,32 @@ void write_output(const std::string& file, const std::string& text) {
 
 void require_writable(const std::string& file, const std::string& option) {
   if (file.empty() || file == "-") return;
-  const std::filesystem::path path = std::filesystem::absolute(file);
   std::error_code error;
-  if (std::filesystem::is_directory(path, error))
+  if (std::filesystem::is_directory(file, error))
     throw InputError(fmt::format("{} {}: this is a folder; name a file", option, file));
-  const std::filesystem::path folder = path.parent_path();
-  if (!std::filesystem::is_directory(folder, error)) {
-    throw InputError(fmt::format("{} {}: the folder {} does not exist", option, file, folder.string()));
+  require_writable_parent(file, option);
+}
+
+void require_writable_prefix(const std::string& prefix, std::initializer_list<const char*> suffixes, const std::string& option) {
+  if (prefix.empty()) return;
+  std::error_code error;
+  const std::filesystem::file_status there = std::filesystem::status(prefix, error);
+  if (std::filesystem::is_other(there)) {
+    throw InputError(
+        fmt::format("{} {}: this is a device or a pipe; name a prefix for files, as in FOLDER/NAME", option, prefix));
   }
-  if (const std::string why = why_not_writable(folder); !why.empty())
-    throw InputError(fmt::format("{} {}: the folder {} cannot be written to: {}", option, file, folder.string(), why));
+  for (const char* const suffix : suffixes) {
+    const std::filesystem::file_status file = std::filesystem::status(prefix + suffix, error);
+    if (!std::filesystem::exists(file) || std::filesystem::is_regular_file(file)) continue;
+    throw InputError(
+        fmt::format("{0} {1}: {1}{2} is to be written, and is there as something else than a file; choose another prefix", option,
+                    prefix, suffix));
+  }
+  const std::filesystem::path folder = std::filesystem::absolute(prefix).parent_path();
+  if (std::filesystem::equivalent(folder, "/dev", error)) {
+    throw InputError(fmt::format("{} {}: /dev is for devices; name a prefix for files in another folder", option, prefix));
+  }
+  require_writable_parent(prefix, option);
 }
 
 void require_writable_folder(const std::string& folder, const std::string& option) {
@@ -62,6 +88,14 @@ void require_writable_folder(const std::string& folder, const std::string& optio
   if (error) throw InputError(fmt::format("{} {}: cannot make this folder: {}", option, folder, error.message()));
   if (const std::string why = why_not_writable(folder); !why.empty())
     throw InputError(fmt::format("{} {}: this folder cannot be written to: {}", option, folder, why));
+}
+
+void require_folder(const std::string& folder, const std::string& option, const std::string& advice) {
+  if (folder.empty()) return;
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error))
+    throw InputError(fmt::format("{} {}: there is no such folder; {}", option, folder, advice));
+  require_writable_folder(folder, option);
 }
 
 std::string not_empty(const std::string& text) { return text.empty() ? "must not be empty" : ""; }

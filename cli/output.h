@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <string>
 
 namespace tandem {
@@ -12,6 +13,12 @@ void write_output(const std::string& file, const std::string& text);
 /// Throws InputError where `file` could not be written later: its folder does not exist or cannot be written to. Asked before the
 /// work begins, so that hours are not lost to a typing error. Nothing for "" and "-".
 void require_writable(const std::string& file, const std::string& option);
+
+/// The same for the files PREFIX + suffix. Throws InputError too where the prefix is a device, or lies among them.
+void require_writable_prefix(const std::string& prefix, std::initializer_list<const char*> suffixes, const std::string& option);
+
+/// Throws InputError, with `advice`, where there is no such folder, or it cannot be written to. Nothing for "".
+void require_folder(const std::string& folder, const std::string& option, const std::string& advice);
 
 /// Makes the folder and throws InputError where that fails or it cannot be written to. Nothing for "".
 void require_writable_folder(const std::string& folder, const std::string& option);

@@ -130,7 +130,7 @@ int probe_action(const ProbeArguments& arguments) {
   job.on_leader([&] {
     require_writable(arguments.out, "--out");
     require_writable(arguments.json, "--json");
-    require_writable_folder(arguments.storage, "--storage");
+    require_folder(arguments.storage, "--storage", "make it on the storage to measure, on every node, or leave --storage out");
   });
   options.ranks = rank_count(arguments, options.world, job);
   options.seconds = arguments.seconds;
@@ -159,7 +159,8 @@ void add_probe_command(CommandLine& line) {
   command->add_option("--seconds", arguments->seconds, "time for all measurements")
       ->capture_default_str()
       ->check(positive_number);
-  command->add_option("--storage", arguments->storage, "measure reading and writing in this folder, on every node");
+  command->add_option("--storage", arguments->storage, "measure reading and writing in this folder, on every node")
+      ->check(not_empty);
   command->add_option("--json", arguments->json, "the same file once more; - is standard output");
   command->footer(
       "Example:\n  tandem probe --out build/machine.json --seconds 5\n"

@@ -204,6 +204,7 @@ class Threads(Runs):
 
     def test_a_run_that_never_gets_on_is_given_up(self):
         done = self.supervise(*faults("kill@step=2", "kill@step=2", "kill@step=2"), "--max-restarts", 2, status=4)
+        self.assertEqual(len([line for line in done.stderr.splitlines() if "signal 9" in line]), 3, done.stderr)  # each failure once
         self.assertEqual(len([line for line in done.stderr.splitlines() if line.startswith("tandem: given up")]), 1, done.stderr)
         self.assertEqual(len(self.incidents("exit")), 3)
         self.assertEqual(self.incidents()[-1]["kind"], "gave_up")
@@ -264,6 +265,20 @@ class Threads(Runs):
         done = self.supervise("--launcher", "true", status=4)
         self.assertIn("the newest checkpoint is of step 0 of 20", done.stderr)
 
+    def test_a_full_disk_is_told_once_and_what_to_do(self):
+        for step, advice in ((11, "step 10 is saved: mend this, and go on from it with --resume "),
+                             (1, "no step is saved: mend this, and start again")):
+            with self.subTest(step=step):
+                out = self.root / f"full-{step}"
+                done = run(command(out, *faults(f"disk_full@step={step},count=20"), "--set", "checkpoint_async=false"))
+                self.check(done, 4)
+                last = done.stderr.splitlines()[-1]
+                self.assertTrue(last.startswith("tandem: the last checkpoint is not safe: the checkpoint of step 20 "), done.stderr)
+                self.assertIn("No space left on device", last)
+                self.assertIn(advice, last)
+                self.assertEqual(done.stderr.count("the checkpoint of step 20 "), 1, done.stderr)
+                self.assertEqual(len(done.stderr.splitlines()), 2 if step == 11 else 4, done.stderr)
+
     def test_a_step_that_was_left_out_does_not_break_a_run(self):
         report = self.root / "skipped.json"
         done = run(command(self.out, *faults("nan@step=8,rank=1"), "--set", "anomaly_action=skip", "--set", "anomaly_retry=false",
@@ -307,6 +322,13 @@ class Threads(Runs):
             (["--fault", "kill@step=21"], "the run has only 20 steps"),
             (["--fault", "kill@step=3,rank=2"], "the plan has 2 ranks"),
             (["--fault", "supervisor@step=3"], "add --supervise"),
+            (["--fault", "heartbeat@step=3"], "add --supervise"),
+            (["--elastic"], "--elastic needs --supervise: "),
+            (["--max-restarts", "2"], "--max-restarts needs --supervise: "),
+            (["--launcher", "srun -n 2"], "--launcher needs --supervise: "),
+            (["--heartbeat-seconds", "2"], "--heartbeat-seconds needs --supervise: "),
+            (["--supervise", "--min-ranks", "2"], "--min-ranks needs --elastic: "),
+            (["--replay", "nowhere", "--json", "report"], "leave --steps out"),
             (["--supervise", "--set", "hidden=63"], "heads"),
             (["--supervise", "--data", "nowhere.txt"], "nowhere.txt"),
             (["--supervise", "--json", "nowhere/r.json"], "--json"),
@@ -317,16 +339,29 @@ class Threads(Runs):
             (["--supervise", "--elastic", "--min-ranks", "3"], "--min-ranks 3: the plan has 2 ranks"),
             (["--memory-tier", "--ranks-per-node", "3"], "--ranks-per-node 3: the plan has 2 ranks"),
             (["--ranks-per-node", "2"], "add --memory-tier"),
-            (["--replay", "nowhere"], "nowhere"),
         ):
             with self.subTest(more=more):
                 done = run(command(self.out, *more))
                 self.check(done, 2)
                 self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
                 self.assertIn(words, done.stderr)
-        done = run([str(TANDEM), "train", "--supervise"])
-        self.assertEqual((done.returncode, len(done.stderr.splitlines())), (2, 1))
-        self.assertIn("give --out", done.stderr)
+        for more, words in ((["--supervise"], "give --out"), (["--requeue"], "--requeue needs --out: "),
+                            (["--replay", "nowhere"], "nowhere/bundle.json: there is no such file; name a folder")):
+            done = run([str(TANDEM), "train", *more])
+            self.assertEqual((done.returncode, len(done.stderr.splitlines())), (2, 1), done.stderr)
+            self.assertIn(words, done.stderr)
+
+    def test_a_fault_that_nobody_mends_is_told_before_it_strikes(self):
+        done = run(command(self.out, *faults("kill@step=2")))
+        self.check(done, -signal.SIGKILL)
+        self.assertEqual(done.stderr.splitlines(), ["tandem: fault 'kill@step=2': kills this process now (signal 9); with --supervise the run "
+                                                    "would be started again"])
+        process = subprocess.Popen(command(self.root / "hangs", *faults("hang@step=2,rank=1")), env=ENVIRONMENT,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        self.assertIn("fault 'hang@step=2,rank=1': rank 1 stands still from here on", process.stderr.readline())
 
 
 @unittest.skipIf(MPIRUN is None, "there is no mpirun here")

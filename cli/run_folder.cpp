@@ -31,13 +31,18 @@ class Patience {
   std::chrono::time_point<std::chrono::steady_clock, std::chrono::duration<double>> end_;
 };
 
+// By errno.
+IoError not_writable(const std::filesystem::path& file) {
+  return IoError(fmt::format("cannot write {}: {}; make room there, or name another --out", file.string(), std::strerror(errno)));
+}
+
 }  // namespace
 
 RunFolder::RunFolder(const std::filesystem::path& folder, double patience_seconds, const std::atomic<bool>& stop,
                      const std::function<void(const std::string&)>& note)
     : file_(folder / "run.lock") {
   lock_ = ::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (lock_ < 0) throw IoError(fmt::format("{}: {}", file_.string(), std::strerror(errno)));
+  if (lock_ < 0) throw not_writable(file_);
   const Patience patience(patience_seconds);
   bool is_told = false;
   while (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
@@ -61,7 +66,7 @@ void RunFolder::begin_with(int ranks) {
   first_ranks_ = ranks;
   const std::string text = fmt::format("ranks {}\n", ranks);
   if (::pwrite(lock_, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()) || ::fsync(lock_) != 0)
-    throw IoError(fmt::format("{}: {}", file_.string(), std::strerror(errno)));
+    throw not_writable(file_);
 }
 
 void end_orphans(const std::string& mark, double patience_seconds, const std::function<void(const std::string&)>& note) {

@@ -10,6 +10,7 @@
 #include "cli/job.h"
 #include "cli/output.h"
 #include "cli/scaling_report.h"
+#include "cli/usage.h"
 #include "core/error.h"
 
 namespace tandem {
@@ -19,20 +20,46 @@ void require(const std::string& value, const char* option, const char* why) {
   if (value.empty()) throw InputError(fmt::format("{} is missing: {}", option, why));
 }
 
+// What the command does, and the options that have a meaning for it, with a space around each.
+struct Mode {
+  std::string name, says, options;
+};
+
+Mode mode_of(const ScaleArguments& arguments) {
+  const std::string rows = " --global-batch --per-gpu-batch ", layout = " --micro-batch --plan --set ";
+  const std::string cluster = " --model --cluster --gpus --sequence --precision " + rows;
+  if (arguments.measured) {
+    return {"--measured", "runs ranks for real, in the layout and on the rows that it is given",
+            " --measured --model --gpus --precision --steps --transport --link --algorithm --adversary --deadline --json " +
+                rows + layout};
+  }
+  if (!arguments.published.empty()) {
+    return {"--published", "takes models, clusters, sizes and layouts from its table", " --published --json "};
+  }
+  if (!arguments.chakra.empty() || !arguments.programs_file.empty()) {
+    return {arguments.chakra.empty() ? "--export-programs" : "--chakra", "writes the step of one layout",
+            " --chakra --export-programs " + cluster + layout};
+  }
+  if (arguments.clusters.size() > 1) {
+    return {"--clusters", "compares the best layout of each, as it is simulated", " --best --json " + cluster};
+  }
+  if (arguments.best) return {"--best", "searches the layout itself, and simulates it", " --best --json " + cluster};
+  return {"tandem scale", "simulates without --measured", " --json " + cluster + layout};
+}
+
 void check(const ScaleArguments& arguments) {
   if (arguments.global_batch > 0 && arguments.per_gpu_batch > 0) {
     throw InputError("--global-batch is strong scaling, --per-gpu-batch is weak scaling: give one of them");
-  }
-  if (arguments.best && (!arguments.plan_file.empty() || !arguments.settings.empty())) {
-    throw InputError("--best searches the layout itself: leave out --plan and --set");
   }
   for (const std::string& setting : arguments.settings) {
     if (setting.starts_with("data=") || setting.starts_with("plan.data=")) {
       throw InputError(fmt::format("--set {}: the data degree follows from --gpus and the other degrees; leave it out", setting));
     }
   }
-  if (!arguments.published.empty() && (!arguments.model.empty() || !arguments.clusters.empty() || !arguments.devices.empty())) {
-    throw InputError("--published takes models, clusters and sizes from the table: leave out --model, --cluster and --gpus");
+  const Mode mode = mode_of(arguments);
+  for (const std::string& option : arguments.given) {
+    if (mode.options.find(fmt::format(" {} ", option)) != std::string::npos) continue;
+    throw InputError(fmt::format("{} {}: leave {} out", mode.name, mode.says, option));
   }
   if (!arguments.published.empty() || arguments.measured) return;
   require(arguments.model, "--model", "a file, or a name that tandem list shows");
@@ -51,7 +78,7 @@ int scale_action(const ScaleArguments& arguments) {
   require_writable(arguments.json, "--json");
   if (!arguments.chakra.empty() || !arguments.programs_file.empty()) {
     require_writable(arguments.programs_file, "--export-programs");
-    if (!arguments.chakra.empty()) require_writable(arguments.chakra + ".groups.json", "--chakra");
+    require_writable_prefix(arguments.chakra, {".groups.json"}, "--chakra");
     fmt::print("{}", export_step(arguments));
     return kGood;
   }
@@ -120,7 +147,10 @@ void add_scale_command(CommandLine& line) {
       "  tandem scale --model gpt-22b --clusters dgx-a100,gb200-nvl72,pcie-a100-100gbe --gpus 64\n"
       "  tandem scale --published sc21\n"
       "  tandem scale --measured --link pcie-25gbe,dilation=20");
-  command->callback([&line, arguments] { line.action = [arguments] { return scale_action(*arguments); }; });
+  command->callback([&line, arguments, command] {
+    arguments->given = given_options(*command);
+    line.action = [arguments] { return scale_action(*arguments); };
+  });
 }
 
 }  // namespace tandem

@@ -31,6 +31,7 @@ struct ScaleArguments {
   int steps = 5;
   std::string chakra, programs_file;  ///< where the layout's step programs go: prefix, file
   std::string json;
+  std::vector<std::string> given;           ///< options that the command line has
   const std::atomic<bool>* stop = nullptr;  ///< ends the sweep before the next size; what it returns then means nothing
 };
 

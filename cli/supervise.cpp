@@ -109,6 +109,7 @@ SupervisorOptions supervisor_options(const TrainArguments& arguments, const Trai
 void say(const Incident& incident) {
   // What a worker has said itself stands above already.
   if (incident.kind == "bad_input" || incident.kind == "gave_up") return;
+  if (incident.action == "give up") return;  // said again with the reason for that
   const bool has_action = !incident.action.empty() && incident.action != "none";
   note(fmt::format("supervisor: {}{}", incident.what, has_action ? "; " + incident.action : ""));
 }

@@ -8,6 +8,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -22,6 +24,7 @@
 #include "cli/train_watch.h"
 #include "core/synthetic_corpus.h"
 #include "harness/chrome_trace.h"
+#include "optimized/checkpoint/catalogue.h"
 #include "optimized/comm/nccl/nccl_world.h"
 #include "optimized/comm/run_threads.h"
 #include "optimized/machine.h"
@@ -43,7 +46,7 @@ void print_header(const RunConfig& config, const BatchSource& source) {
 
 void print_floor(const TrainReport& report, const BatchSource& source) {
   const auto* corpus = dynamic_cast<const SyntheticCorpus*>(&source);
-  if (corpus == nullptr || report.validation_losses.empty()) return;
+  if (corpus == nullptr || report.validation_losses.empty() || !std::isfinite(report.validation_losses.back().second)) return;
   fmt::print("entropy rate of the source: {:.4f} nats; the validation loss is {:+.2f} % from this floor\n",
              corpus->entropy_rate_nats(), 100 * (report.validation_losses.back().second / corpus->entropy_rate_nats() - 1));
 }
@@ -78,6 +81,37 @@ std::optional<std::string> what_broke(const TrainReport& report) {
   return fmt::format("no step of {} was applied: every gradient overflowed; lower loss_scale_initial", report.steps.size());
 }
 
+// Each is told with the next step, or at the end: then that of the last checkpoint is told once, with what to do.
+class CheckpointProblems {
+ public:
+  CheckpointProblems() = default;
+  CheckpointProblems(const CheckpointProblems&) = delete;
+  CheckpointProblems& operator=(const CheckpointProblems&) = delete;
+  ~CheckpointProblems() { tell(); }
+
+  void add(const std::string& problem) { untold_.push_back(problem); }
+  void tell() {
+    for (const std::string& problem : std::exchange(untold_, {})) note(problem);
+  }
+  void tell_but(const std::string& last) {
+    std::erase(untold_, last);
+    tell();
+  }
+  [[nodiscard]] bool empty() const noexcept { return untold_.empty(); }
+
+ private:
+  std::vector<std::string> untold_;
+};
+
+// A supervisor goes on by itself, and what the store has not got lies in the folder.
+std::string what_to_do(const TrainArguments& arguments, const TrainPlan& plan, const TrainReport& report) {
+  const std::int64_t done = report.first_step + static_cast<std::int64_t>(report.steps.size());
+  const auto newest = parse_step_folder_name(report.checkpoint.filename().string());
+  if (!arguments.worker.heartbeat.empty() || newest == done) return {};
+  if (!newest) return "; no step is saved: mend this, and start again";
+  return fmt::format("; step {} is saved: mend this, and go on from it with --resume {}", *newest, plan.output);
+}
+
 // Why a run that was told to end itself did so.
 std::string why_given_up(const TrainReport& report) {
   return report.incidents.empty() ? "a step is not as it should be" : report.incidents.back().describe();
@@ -101,7 +135,8 @@ std::optional<GpuPeaks> gpu_peaks(const TrainArguments& arguments) {
 }
 
 // What is left to say and to keep when the steps are done.
-int finish(const TrainArguments& arguments, const TrainPlan& plan, const BatchSource& source, const TrainReport& report) {
+int finish(const TrainArguments& arguments, const TrainPlan& plan, const BatchSource& source, const TrainReport& report,
+           CheckpointProblems& problems) {
   if (report.gave_up) {
     note("given up: " + why_given_up(report));
     return arguments.worker.heartbeat.empty() ? kRunBroke : kHopelessStatus;
@@ -119,9 +154,12 @@ int finish(const TrainArguments& arguments, const TrainPlan& plan, const BatchSo
   if (!arguments.trace.empty()) write_chrome_trace(arguments.trace, report.spans_by_rank);
   if (!arguments.json.empty()) write_output(arguments.json, train_report_json(report, summary, plan.config, plan.data));
   if (report.last_checkpoint_failed && !report.checkpoint_problems.empty()) {
-    note("the last checkpoint is not safe: " + report.checkpoint_problems.back());
+    problems.tell_but(report.checkpoint_problems.back());
+    note(fmt::format("the last checkpoint is not safe: {}{}", report.checkpoint_problems.back(),
+                     what_to_do(arguments, plan, report)));
     return kRunBroke;
   }
+  problems.tell();
   if (const std::optional<std::string> broken = what_broke(report)) {
     note(*broken);
     return kRunBroke;
@@ -132,8 +170,19 @@ int finish(const TrainArguments& arguments, const TrainPlan& plan, const BatchSo
 void require_processes(const TrainingPlan& plan, const WorldSettings& world, const Job& job) {
   if (world.transport == "threads" || plan.parallel.world_size() <= job.processes()) return;
   throw InputError(
-      fmt::format("the plan has {0} ranks, but the job has {1} process{2}; start it with mpirun -n {0}, or lower --set",
+      fmt::format("the plan has {0} ranks, but the job has {1} process{2}; start it with mpirun -n {0}, or lower a degree of the "
+                  "plan (--set data, tensor, pipeline or context)",
                   plan.parallel.world_size(), job.processes(), job.processes() == 1 ? "" : "es"));
+}
+
+// A run that has shrunk leaves them on purpose.
+void say_who_is_idle(const TrainArguments& arguments, const TrainingPlan& plan, const Job& job) {
+  const int ranks = plan.parallel.world_size(), idle = job.processes() - ranks;
+  if (arguments.world.transport == "threads" || idle <= 0 || arguments.worker.attempt > 0 || !job.leads()) return;
+  note(
+      fmt::format("the job has {} processes, the plan {} rank{}: {} of them {} nothing to do; raise a degree of the plan (--set "
+                  "data), or start fewer",
+                  job.processes(), ranks, ranks == 1 ? "" : "s", idle, idle == 1 ? "has" : "have"));
 }
 
 // What has been kept in memory is of another run where this one begins.
@@ -144,12 +193,18 @@ void clear_old_memory(const TrainPlan& plan, const Job& job) {
   static_cast<void>(job.of_leader(std::string()));  // nobody saves before it is gone
 }
 
-void add_reports(TrainOptions& options, TrainWatch& watch, ProgressLine& progress, const TrainPlan& plan) {
+void add_reports(TrainOptions& options, TrainWatch& watch, ProgressLine& progress, const TrainPlan& plan,
+                 CheckpointProblems& problems) {
   const std::int64_t total = plan.config.steps;
   const std::int64_t every = std::max<std::int64_t>(1, total / 20);
   options.on_step = [&, total, every, skipped = std::int64_t{0}](std::int64_t step, const StepResult& result,
                                                                  double step_seconds) mutable {
     skipped += result.skipped ? 1 : 0;
+    if (!problems.empty()) {
+      progress.clear();
+      watch.clear();
+      problems.tell();
+    }
     if (watch.is_live()) return;
     progress.show(step + 1, total, fmt::format("loss {:.4f}", result.loss));
     if (step != 0 && (step + 1) % every != 0 && step + 1 != total) return;
@@ -160,11 +215,7 @@ void add_reports(TrainOptions& options, TrainWatch& watch, ProgressLine& progres
     progress.clear();
     watch.say(fmt::format("step {:>6}  validation loss {:.4f}", done, loss));
   };
-  options.on_checkpoint_problem = [&](const std::string& problem) {
-    progress.clear();
-    watch.clear();
-    note(problem);
-  };
+  options.on_checkpoint_problem = [&](const std::string& problem) { problems.add(problem); };
 }
 
 // A thread that hangs cannot be ended, and what it has of the run cannot be had without it.
@@ -184,6 +235,7 @@ int train_here(const TrainArguments& arguments, const std::atomic<bool>& stop) {
   DataCache cache = arguments.cache;
   const std::unique_ptr<BatchSource> source = open_data(plan.data, plan.config, cache);
   require_processes(plan.config.plan, world, job);
+  say_who_is_idle(arguments, plan.config.plan, job);
   job.on_leader([&] {
     require_writable(arguments.trace, "--trace");
     require_writable(arguments.json, "--json");
@@ -195,6 +247,7 @@ int train_here(const TrainArguments& arguments, const std::atomic<bool>& stop) {
     std::fflush(stdout);
   });
   clear_old_memory(plan, job);
+  CheckpointProblems problems;
   ProgressLine progress;
   TrainOptions options;
   options.config = plan.config;
@@ -210,12 +263,12 @@ int train_here(const TrainArguments& arguments, const std::atomic<bool>& stop) {
   options.device = device_of(world.transport);
   if (!arguments.trace.empty()) options.kept_spans = 0;
   watch.attach(options, plan);
-  add_reports(options, watch, progress, plan);
+  add_reports(options, watch, progress, plan, problems);
   const TrainReport report = train(options);
   progress.clear();
   watch.finish();
   if (cache.tokens && job.leads()) fmt::print("{}\n", describe(cache.tokens->cache_counts()));
-  return job.agree_on_status(job.leads() ? finish(arguments, plan, *source, report) : kGood);
+  return job.agree_on_status(job.leads() ? finish(arguments, plan, *source, report, problems) : kGood);
 }
 
 int train_action(const TrainArguments& arguments, const std::atomic<bool>& stop) {
@@ -232,7 +285,9 @@ void add_train_command(CommandLine& line) {
   const auto arguments = std::make_shared<TrainArguments>();
   add_train_options(*command, *arguments);
   command->callback([&line, arguments, command] {
+    require_options_that_count(*command, *arguments);
     arguments->uses_memory = command->count("--memory-tier") > 0;
+    arguments->names_cache = command->count("--data-cache") + command->count("--data-cache-gib") > 0;
     line.action = [&line, arguments] { return train_action(*arguments, line.stop); };
   });
 }

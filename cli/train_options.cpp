@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/train_options.h"
 
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include <fmt/format.h>
+
 #include "cli/output.h"
+#include "cli/usage.h"
 
 namespace tandem {
 namespace {
@@ -125,6 +132,35 @@ void add_train_options(CLI::App& command, TrainArguments& arguments) {
   text += "\nKeys of --set:\n";
   for (const std::string& option : describe_options()) text += "  " + option + "\n";
   command.footer(text);
+}
+
+void require_options_that_count(const CLI::App& command, const TrainArguments& arguments) {
+  constexpr std::array<std::string_view, 10> kOfReplay = {"--replay",    "--data",      "--data-cache", "--data-cache-gib",
+                                                          "--backend",   "--transport", "--algorithm",  "--link",
+                                                          "--adversary", "--deadline"};
+  constexpr std::array<std::string_view, 8> kOfSupervisor = {"--max-restarts",    "--backoff-seconds", "--heartbeat-seconds",
+                                                             "--restore-seconds", "--stall-seconds",   "--elastic",
+                                                             "--replace-slow",    "--launcher"};
+  const bool is_supervised = arguments.supervise.on || !arguments.worker.heartbeat.empty();
+  for (const std::string& option : given_options(command)) {
+    if (!arguments.replay.empty() && std::ranges::find(kOfReplay, option) == kOfReplay.end()) {
+      throw InputError(fmt::format("--replay computes what was recorded, as it was: leave {} out", option));
+    }
+    if (!is_supervised && std::ranges::find(kOfSupervisor, option) != kOfSupervisor.end()) {
+      throw InputError(
+          fmt::format("{0} needs --supervise: it says how a supervisor treats its workers, and there is none; add --supervise, "
+                      "or leave {0} out",
+                      option));
+    }
+  }
+  if (command.count("--min-ranks") > 0 && !arguments.supervise.elastic) {
+    throw InputError(
+        "--min-ranks needs --elastic: it says how far the run may shrink; add --elastic (with --supervise), or leave --min-ranks "
+        "out");
+  }
+  if (arguments.supervise.requeue && arguments.output.empty() && arguments.resume.empty()) {
+    throw InputError("--requeue needs --out: a job that is back in its queue goes on from its checkpoints; add --out FOLDER");
+  }
 }
 
 }  // namespace tandem

@@ -55,6 +55,7 @@ struct TrainArguments {
   std::string backend = "cpu";
   std::vector<std::string> faults;
   bool uses_memory = false;
+  bool names_cache = false;   ///< --data-cache or --data-cache-gib is there
   std::string memory_folder;  ///< empty: by the name of `output`
   int ranks_per_node = 0;
   std::string replay;
@@ -65,6 +66,10 @@ struct TrainArguments {
   WorkerArguments worker;
 };
 void add_train_options(CLI::App& command, TrainArguments& arguments);
+
+/// Throws InputError where an option has no meaning without another that is missing, or none beside one that is there: it would
+/// be passed over in silence.
+void require_options_that_count(const CLI::App& command, const TrainArguments& arguments);
 
 /// Where the run's copies in memory are: nothing without --memory-tier. Throws InputError where the folder is not known.
 [[nodiscard]] std::optional<MemoryTierPlace> memory_place(const TrainArguments& arguments);

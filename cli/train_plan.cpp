@@ -90,6 +90,14 @@ void require_nodes(const TrainPlan& plan, const TrainArguments& arguments) {
                                arguments.ranks_per_node, ranks, ranks == 1 ? "" : "s"));
 }
 
+// A supervisor tells its workers of the cache whether or not there is one.
+void require_data_to_keep(const TrainPlan& plan, const TrainArguments& arguments) {
+  if (!arguments.names_cache || !arguments.worker.heartbeat.empty() || parse_remote_data(plan.data)) return;
+  throw InputError(fmt::format(
+      "--data-cache and --data-cache-gib are about data of a store (--data s3://BUCKET/PREFIX), and --data is {}: leave them out",
+      plan.data));
+}
+
 // Two runs in one folder: whoever takes the newest checkpoint of it takes that of the longer run, whichever was meant. A
 // supervised run goes on where it was.
 void require_folder_of_this_run(const TrainPlan& plan, const TrainArguments& arguments) {
@@ -115,7 +123,8 @@ void require_faults_that_strike(const TrainPlan& plan, const TrainArguments& arg
     if (fault.rank >= ranks && !plan.resume && arguments.worker.attempt == 0) {
       throw InputError(fmt::format("fault '{}': the plan has {} rank{}, counted from 0", text, ranks, ranks == 1 ? "" : "s"));
     }
-    if (fault.kind == FaultKind::supervisor && !is_supervised) {
+    const bool strikes_supervision = fault.kind == FaultKind::supervisor || fault.kind == FaultKind::heartbeat;
+    if (strikes_supervision && !is_supervised) {
       throw InputError(fmt::format("fault '{}': there is no supervisor; add --supervise", text));
     }
     const bool strikes_files = fault.kind == FaultKind::corrupt || fault.kind == FaultKind::disk_full;
@@ -187,6 +196,7 @@ TrainPlan resolve(const TrainArguments& arguments, const Job& job) {
   require_legal(plan.config.plan, plan.config.model);
   require_work_for_all(plan.config.plan);
   require_nodes(plan, arguments);
+  require_data_to_keep(plan, arguments);
   require_folder_of_this_run(plan, arguments);
   require_faults_that_strike(plan, arguments);
   return plan;

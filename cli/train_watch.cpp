@@ -38,6 +38,13 @@ Incident to_incident(const AnomalyIncident& anomaly, std::uint64_t attempt) {
   return incident;
 }
 
+void say_what_ends(const Fault& fault) {
+  const bool hangs = fault.kind == FaultKind::hang;
+  note(fmt::format("fault '{}': {}; with --supervise the run would be started again", to_string(fault),
+                   hangs ? fmt::format("rank {} stands still from here on (Ctrl-C twice ends the program)", fault.rank)
+                         : "kills this process now (signal 9)"));
+}
+
 void fill_shares(StepMetrics& metrics, const std::vector<Span>& spans) {
   const TimeSplit split = split_time(spans, 0, {});
   if (split.wall_ns <= 0) return;
@@ -106,6 +113,8 @@ void TrainWatch::State::make_faults(const TrainPlan& plan) {
   options.faults = plan.faults;
   options.checkpoints = plan.output;
   options.supervisor_process = arguments.worker.supervisor_process;
+  // A supervisor says what has become of its workers; nobody else does.
+  if (!board) options.before_end = say_what_ends;
   if (sender) options.lose_beats = [this](std::int64_t beats) { sender->lose(beats); };
   if (!plan.output.empty()) {
     options.struck_file = struck_file(plan.output);

@@ -109,4 +109,12 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, const std
   return fmt::format("{} ({} --help shows how)", said, named.path);
 }
 
+std::vector<std::string> given_options(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->count() > 0) names.push_back(option->get_name());
+  }
+  return names;
+}
+
 }  // namespace tandem

@@ -15,4 +15,7 @@ namespace tandem {
 /// there is, or with the commands that have it. `words` as they were parsed, the program's name first.
 [[nodiscard]] std::string explain(const CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& words);
 
+/// The options of the command that its command line has, each once: "--steps", and "CONFIG" of what has no dashes.
+[[nodiscard]] std::vector<std::string> given_options(const CLI::App& command);
+
 }  // namespace tandem

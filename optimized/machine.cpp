@@ -42,7 +42,10 @@ void require_backend(const std::string& backend) {
   if (backend == "cpu") return;
   const std::string why = why_no_gpu(backend);
   if (why.empty()) return;
-  const char* const other = backend == "cuda" ? "; --backend simt emulates one, to check numerics" : "";
+  const bool is_unknown = backend != "cuda" && backend != "simt";
+  const char* const other = backend == "cuda" ? "; --backend simt emulates one, to check numerics"
+                            : is_unknown      ? ", and cpu without one"
+                                              : "";
   throw InputError(fmt::format("--backend {}: {}{}", backend, why, other));
 }
 

@@ -62,7 +62,7 @@ DatasetIndex::DatasetIndex(MappedFile idx, std::string bin, std::int64_t bin_byt
 }
 
 void DatasetIndex::refuse(const std::string& what) const {
-  throw InputError(fmt::format("{} is not a valid index of a dataset: {}", idx_.path().string(), what));
+  throw InputError(fmt::format("{} is not a valid index of a dataset: {}; prepare the data again", idx_.path().string(), what));
 }
 
 void DatasetIndex::refuse_bin(const std::string& index_says) const {

@@ -134,7 +134,7 @@ IncidentBundle read_bundle(const fs::path& bundle_folder) {
   const std::string file = path.string();
   std::error_code error;
   if (!fs::is_regular_file(path, error))
-    throw InputError(fmt::format("{}: there is no such file: no bundle of an incident", file));
+    throw InputError(fmt::format("{}: there is no such file; name a folder OUT/incident-N that a run has written", file));
   const nlohmann::json parsed = parse_json_object(read_text_file(path), file);
   const JsonField root(file, parsed);
   root.require_format(kFormat, kVersion);

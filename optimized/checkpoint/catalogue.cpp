@@ -158,7 +158,9 @@ std::optional<std::int64_t> parse_step_folder_name(const std::string& name) {
 
 std::vector<CheckpointEntry> list_checkpoints(const fs::path& folder) {
   std::error_code error;
-  if (!fs::is_directory(folder, error)) throw InputError(fmt::format("{}: no such folder", folder.string()));
+  if (!fs::is_directory(folder, error)) {
+    throw InputError(fmt::format("{}: no such folder; name the --out folder of a training run", folder.string()));
+  }
   std::vector<CheckpointEntry> entries;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     const auto step = parse_step_folder_name(entry.path().filename().string());
@@ -193,19 +195,22 @@ fs::path find_checkpoint(const fs::path& folder, const std::function<void(const 
     if (damage) throw InputError(*damage);
     return named;
   }
-  std::vector<std::string> passed_over;
+  std::vector<std::string> passed_over, notes;
   for (const CheckpointEntry& entry : list_checkpoints(named)) {
     const std::optional<std::string> damage = find_damage(entry.folder, VerifyDepth::contents, pitfalls);
-    if (!damage) return entry.folder;
+    if (!damage) {
+      if (note) std::ranges::for_each(notes, note);
+      return entry.folder;
+    }
     passed_over.push_back(*damage);
-    if (note) note(fmt::format("{} is passed over: {}", entry.folder.filename().string(), *damage));
+    notes.push_back(fmt::format("{} is passed over: {}", entry.folder.filename().string(), *damage));
   }
   if (passed_over.empty()) {
     throw InputError(
         fmt::format("{}: no checkpoint here (no folder step-...); name the --out folder of a training run", folder.string()));
   }
-  throw InputError(fmt::format("{}: none of its {} checkpoints is whole: {}", folder.string(), passed_over.size(),
-                               fmt::join(passed_over, "; ")));
+  throw InputError(fmt::format("{}: none of its {} checkpoints is whole: {}; bring a copy of one back, or start again",
+                               folder.string(), passed_over.size(), fmt::join(passed_over, "; ")));
 }
 
 void prune_checkpoints(const fs::path& folder, std::int64_t keep, FileOperations& files, const std::set<std::int64_t>& protect) {

@@ -38,7 +38,7 @@ enum class VerifyDepth : std::uint8_t { manifest, contents };
 
 /// The checkpoint that `folder` means: itself where it is a step folder, else the newest of its step folders that verifies,
 /// contents included, whatever `latest` says. `note` gets one line for each newer one that was passed over, and why. Throws
-/// InputError where there is none, with what was found, or where a step folder that is named itself is damaged.
+/// InputError where there is none, with what was found (and no notes), or where a step folder that is named itself is damaged.
 [[nodiscard]] std::filesystem::path find_checkpoint(const std::filesystem::path& folder,
                                                     const std::function<void(const std::string&)>& note = {},
                                                     const PitfallSet& pitfalls = {});

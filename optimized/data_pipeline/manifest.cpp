@@ -55,7 +55,7 @@ std::string to_json(const DataManifest& manifest) {
 
 DataManifest parse_data_manifest(std::string_view text, const std::string& file) {
   const json object = json::parse(text, nullptr, false);
-  if (!object.is_object()) throw InputError(fmt::format("{} is not a JSON object", file));
+  if (!object.is_object()) throw InputError(fmt::format("{} is not a JSON object; prepare the data again", file));
   const auto format = field<std::string>(object, file, "format");
   const auto version = field<std::int64_t>(object, file, "version");
   if (format != kFormat || version != kVersion) {

@@ -180,8 +180,8 @@ void check_against(const DataManifest& manifest, const DataSummary& summary, std
                                  summary.tokens));
   }
   if (manifest.bin_hash != summary.bin_hash) {
-    throw InputError(fmt::format("{} was altered: its hash is {}, {} when it was prepared", bin, to_hex(summary.bin_hash),
-                                 to_hex(manifest.bin_hash)));
+    throw InputError(fmt::format("{} was altered: its hash is {}, {} when it was prepared; prepare the data again", bin,
+                                 to_hex(summary.bin_hash), to_hex(manifest.bin_hash)));
   }
   if (largest >= manifest.vocabulary) {
     throw InputError(fmt::format("{} has token {}, the vocabulary is {}", bin, largest, manifest.vocabulary));

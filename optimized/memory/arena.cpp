@@ -112,8 +112,9 @@ Arena::Chunk Arena::map_chunk(std::int64_t size_bytes) {
   const auto mapping_bytes = static_cast<std::size_t>(size_bytes + kHugePageBytes);  // room to align the start
   void* mapping = mmap(nullptr, mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping == MAP_FAILED) {
-    throw IoError(
-        fmt::format("no memory for {} more bytes ({} reserved so far): {}", size_bytes, reserved_bytes_, std::strerror(errno)));
+    throw IoError(fmt::format(
+        "no memory for {} more bytes ({} reserved so far): {}; take a smaller model, fewer rows or fewer ranks a machine",
+        size_bytes, reserved_bytes_, std::strerror(errno)));
   }
   const auto start = round_up(reinterpret_cast<std::intptr_t>(mapping), kHugePageBytes);
   auto* data = reinterpret_cast<std::byte*>(start);

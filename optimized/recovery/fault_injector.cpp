@@ -166,6 +166,7 @@ void FaultInjector::State::damage_state(const Fault& fault, Engine* engine) cons
 }
 
 void FaultInjector::State::strike(const Fault& fault, Engine* engine) {
+  if (ends_the_rank(fault.kind) && options.before_end) options.before_end(fault);
   switch (fault.kind) {
     case FaultKind::kill:
     case FaultKind::lose:

@@ -34,6 +34,7 @@ struct FaultInjectorOptions {
   std::filesystem::path checkpoints;                     ///< for corrupt
   int supervisor_process = 0;                            ///< for supervisor; 0: there is none
   std::function<void(std::int64_t beats)> lose_beats{};  ///< for heartbeat
+  std::function<void(const Fault&)> before_end{};        ///< of kill, lose and hang, on the rank's thread
   std::function<void()> preempt{};                       ///< empty: SIGTERM to this process
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <cstdio>
 #include <future>
 #include <string>
 #include <vector>
@@ -98,11 +99,13 @@ TEST(FaultInjector, StrikesWithAnotherFaultAtThePlaceOfOneThatHasStruck) {
 TEST(FaultInjectorDeathTest, EndsTheProcessWithASignalOutsideOfTests) {
   FaultInjectorOptions options = script({{.kind = FaultKind::kill, .step = 3, .rank = 1, .moment = FaultMoment::save}});
   options.in_process = false;
+  options.before_end = [](const Fault& fault) { std::fprintf(stderr, "soon %s\n", to_string(fault).c_str()); };
   FaultInjector faults(options);
   faults.during(FaultMoment::save, 1, 1);     // before its step
   faults.during(FaultMoment::save, 5, 0);     // another rank
   faults.during(FaultMoment::restore, 5, 1);  // another moment
-  EXPECT_EXIT(faults.during(FaultMoment::save, 5, 1), testing::KilledBySignal(SIGKILL), "");
+  EXPECT_EXIT(faults.during(FaultMoment::save, 5, 1), testing::KilledBySignal(SIGKILL),
+              "^soon kill@step=3,rank=1,during=save\n$");
 }
 
 TEST(FaultInjector, HangsUntilItIsReleased) {

@@ -307,7 +307,7 @@ class ProcessWorker final : public Worker {
     if (info.si_code == CLD_KILLED || info.si_code == CLD_DUMPED) {
       end.signal = info.si_status;
       end.status = 128 + end.signal;
-      end.what = fmt::format("killed by signal {} ({})", end.signal, sigdescr_np(end.signal));
+      end.what = fmt::format("the workers were killed by signal {} ({})", end.signal, sigdescr_np(end.signal));
     }
     if (end.what.empty() && end.status != 0) end.what = fmt::format("ended with status {}", end.status);
     end_ = end;

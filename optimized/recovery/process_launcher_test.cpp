@@ -76,7 +76,7 @@ TEST_F(ProcessLaunch, KeepsWhatTheProgramSaidLastWhateverItsLauncherAdds) {
 TEST_F(ProcessLaunch, TellsSignalsFromStatuses) {
   const WorkerEnd killed = end_of(*start("echo said >&2; kill -9 $$"));
   EXPECT_EQ(killed.signal, SIGKILL);
-  EXPECT_EQ(killed.what, "killed by signal 9 (Killed)");
+  EXPECT_EQ(killed.what, "the workers were killed by signal 9 (Killed)");
 
   const WorkerEnd good = end_of(*start("exit 0"));
   EXPECT_EQ(good.status, 0);

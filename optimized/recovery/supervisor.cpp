@@ -162,7 +162,7 @@ bool Supervision::restart(Outcome outcome) {
   accounting_.failed(outcome.detected_ns);
   std::string refusal;
   if (restarts_in_row_ >= options_.max_restarts) {
-    refusal = fmt::format("{} restarts in a row without a new step", restarts_in_row_);
+    refusal = fmt::format("{} restart{} in a row without a new step", restarts_in_row_, restarts_in_row_ == 1 ? "" : "s");
   }
   const int ranks = plan_.parallel.world_size();
   if (refusal.empty()) refusal = shrink();

@@ -183,7 +183,8 @@ class Client::Exchange {
 
   void set_callbacks() {
     set(CURLOPT_ERRORBUFFER, error_text_);
-    set(CURLOPT_BUFFERSIZE, 256L << 10);
+    // Refused by a handle whose last host was not found: it keeps the size that it has.
+    static_cast<void>(curl_easy_setopt(handle_, CURLOPT_BUFFERSIZE, 256L << 10));
     set(CURLOPT_READFUNCTION, &Exchange::on_read);
     set(CURLOPT_READDATA, this);
     set(CURLOPT_SEEKFUNCTION, &Exchange::on_seek);

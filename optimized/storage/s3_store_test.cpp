@@ -184,6 +184,14 @@ TEST_F(S3StoreTest, SaysThatNobodyIsThere) {
   EXPECT_NE(message.find("3 times"), std::string::npos) << message;
 }
 
+TEST_F(S3StoreTest, SaysThatAHostIsNotFoundHoweverOftenItIsAskedFor) {
+  StoreAccess nowhere = server.access();
+  nowhere.endpoint = "http://no-such-host.invalid";
+  const std::string message = message_of<StoreError>([&] { (void)open_store("s3://bucket", nowhere)->find("a"); });
+  EXPECT_NE(message.find("no-such-host.invalid"), std::string::npos) << message;
+  EXPECT_NE(message.find("3 times"), std::string::npos) << message;
+}
+
 TEST_F(S3StoreTest, GivesUpATransferThatStalls) {
   StoreAccess hasty = server.access();
   hasty.stall_seconds = 1;
