@@ -62,8 +62,11 @@ Losses engine_losses(const PairInputs& inputs, const RunContext& context) {
 }  // namespace
 
 CaseEvidence beside_held_out_rows(const Composition& composition, const RunContext& context) {
-  const PairInputs inputs = inputs_of(composition);
-  const Losses losses = engine_losses(inputs, context_of(composition, context));
+  return beside_held_out_rows(inputs_of(composition), context_of(composition, context));
+}
+
+CaseEvidence beside_held_out_rows(const PairInputs& inputs, const RunContext& context) {
+  const Losses losses = engine_losses(inputs, context);
   double unlike = 0;
   for (const auto& of_rank : losses) unlike += of_rank == losses.front() && of_rank[0] == of_rank[2] ? 0 : 1;
   CaseEvidence evidence;

@@ -85,8 +85,7 @@ Case codec_case(const Saving& saving, bool error_feedback) {
 }
 
 // With other techniques: groups that hold copies of a parameter reduce it each for themselves.
-Case layout_case(const std::string& name, const std::string& codec, const ParallelVariant& variant) {
-  const CompressionConfig compression = compression_of(codec);
+Case layout_case(const std::string& name, const CompressionConfig& compression, const ParallelVariant& variant) {
   Case result = compression_case(name, "copies stay copies, nothing lost in any group", variant, compression);
   result.execute = [=](const RunContext& context) {
     CompressionScript script;
@@ -161,14 +160,21 @@ void add_compression_cases(CaseList& cases) {
     cases.push_back(codec_case(saving, true));
     cases.push_back(codec_case(saving, false));
   }
-  cases.push_back(layout_case("int8/data2/context2/fp32", "int8", {.degrees = {.data = 2, .context = 2}}));
-  cases.push_back(layout_case("int4/data2/tensor2/sequence_parallel/bf16", "int4",
+  cases.push_back(layout_case("int8/data2/context2/fp32", compression_of("int8"), {.degrees = {.data = 2, .context = 2}}));
+  cases.push_back(layout_case("int4/data2/tensor2/sequence_parallel/bf16", compression_of("int4"),
                               {.degrees = {.data = 2, .tensor = 2}, .sequence_parallel = true, .precision = "bf16"}));
-  cases.push_back(layout_case("top_k/data2/tensor2/pipeline2/fp32", "top_k",
+  cases.push_back(layout_case("top_k/data2/tensor2/pipeline2/fp32", compression_of("top_k"),
                               {.degrees = {.data = 2, .tensor = 2, .pipeline = 2}, .micro_batches = 2, .bucket_bytes = 20000}));
-  cases.push_back(layout_case("sign/data2/pipeline2/fp32", "sign", {.degrees = {.data = 2, .pipeline = 2}, .micro_batches = 2}));
-  cases.push_back(layout_case("random_k/experts/fp32", "random_k", {.degrees = {.data = 4, .expert = 2}, .experts = 4}));
-  cases.push_back(layout_case("power_sgd/data2/tensor2/fp32", "power_sgd", {.degrees = {.data = 2, .tensor = 2}}));
+  cases.push_back(layout_case("sign/data2/pipeline2/fp32", compression_of("sign"),
+                              {.degrees = {.data = 2, .pipeline = 2}, .micro_batches = 2}));
+  cases.push_back(
+      layout_case("random_k/experts/fp32", compression_of("random_k"), {.degrees = {.data = 4, .expert = 2}, .experts = 4}));
+  cases.push_back(
+      layout_case("power_sgd/data2/tensor2/fp32", compression_of("power_sgd"), {.degrees = {.data = 2, .tensor = 2}}));
+  // A factor of one column is the smallest, and not half of what two would be where places are counted wrongly.
+  CompressionConfig one_column = compression_of("power_sgd");
+  one_column.rank = 1;
+  cases.push_back(layout_case("power_sgd/rank1/ranks3/fp32", one_column, {.degrees = {.data = 3}, .bucket_bytes = 20000}));
   for (const char* codec : {"int8", "top_k", "power_sgd"}) cases.push_back(overlap_case(codec));
   for (const char* codec : {"int8", "top_k", "power_sgd"}) cases.push_back(skipped_case(codec));
   add_compression_size_cases(cases);

@@ -10,6 +10,7 @@
 #include "optimized/engine/lower.h"
 #include "reference/hybrid_parallel.h"
 #include "suites/benefits.h"
+#include "suites/composition_evaluation.h"
 #include "suites/expert_ledger.h"
 #include "suites/hybrid_options.h"
 #include "suites/hybrid_rows.h"
@@ -163,6 +164,28 @@ std::vector<Property> every_plan_is_proven_or_refused(int stride) {
        ""}};
 }
 
+// Evaluation has groups and sums of its own: which ranks hold the loss, and over whom it is added up.
+Case evaluation_case(const std::string& name, ParallelVariant variant) {
+  variant.precision = "fp64";
+  Case result;
+  result.suite = kSuite;
+  result.name = fmt::format("{}/evaluation/{}/fp64", kSuite, name);
+  result.model = model_of(variant);
+  result.plan = plan_of(variant);
+  result.criterion = Criterion::convergence;
+  result.summary = "the loss of held-out rows: the reference's, the same on all ranks and again after other rows";
+  result.execute = [variant](const RunContext& context) { return beside_held_out_rows(inputs_of(variant, context), context); };
+  return result;
+}
+
+void add_evaluation_cases(CaseList& cases) {
+  cases.push_back(evaluation_case("data2/tensor2", {.degrees = {.data = 2, .tensor = 2}}));
+  cases.push_back(evaluation_case("tensor2/pipeline2", {.degrees = {.tensor = 2, .pipeline = 2}, .sequence_parallel = true}));
+  cases.push_back(evaluation_case("data2/context2", {.degrees = {.data = 2, .context = 2}}));
+  cases.push_back(
+      evaluation_case("data2/tensor2/expert2", {.degrees = {.data = 2, .tensor = 2, .expert = 2}, .experts = 4, .choices = 2}));
+}
+
 }  // namespace
 
 void add_hybrid_parallel_cases(CaseList& cases) {
@@ -194,6 +217,7 @@ void add_hybrid_parallel_cases(CaseList& cases) {
       {.degrees = {.tensor = 2, .context = 2}, .sequence_parallel = true, .rows = 50, .row_tokens = 13});
   add("data2/context2/expert2/short_rows/fp32",
       {.degrees = {.data = 2, .context = 2, .expert = 2}, .experts = 4, .choices = 2, .micro_batches = 2, .row_tokens = 13});
+  add_evaluation_cases(cases);
   const HybridOptions options;
   for (const auto& [name, variant] : options.named(kQuickRows)) cases.push_back(parallel_case(kSuite, name, variant, properties));
   for (const auto& [name, variant] : options.named(kMoreRows)) {

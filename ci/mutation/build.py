@@ -14,6 +14,9 @@ from places import apply
 
 HERE = pathlib.Path(__file__).resolve().parent
 
+FOLDER_OF = {"kernels_test": "kernels", "optimized_test": "optimized", "scaling_test": "optimized/scaling"}
+TEST_PROGRAMS = list(FOLDER_OF)
+
 # Tells the switches where cases begin and end.
 HOOK = ("    CaseResult result = run_case(entry, options);\n",
         "    ::tandem_mutation::begin_case(entry.name.c_str());\n"
@@ -110,19 +113,26 @@ def compile_one(root, overlay, objects, task, optimize):
     return target
 
 
-def link(build, work, changed_objects):
-    """changed_objects: path in the build -> new object. Returns the program."""
-    commands = subprocess.run(["ninja", "-C", str(build), "-t", "commands", "tandem"], capture_output=True, text=True, check=True).stdout
-    command = next(line for line in reversed(commands.splitlines()) if re.search(r"-o tandem\b", line)).split("&&")[1]
-    program = work / "tandem"
+def compiled(build, work, source):
+    """An object of this folder's own file."""
+    target = work / (source + ".o")
+    subprocess.run(["c++", "-std=c++20", "-O1", "-c", str(HERE / source), "-o", str(target)], check=True)
+    return target
+
+
+def link(build, work, changed_objects, target, own):
+    """changed_objects: path in the build -> new object; own: objects in front. Returns the program, or None: the build has none."""
+    found = subprocess.run(["ninja", "-C", str(build), "-t", "commands", target], capture_output=True, text=True)
+    line = next((line for line in reversed(found.stdout.splitlines()) if re.search(rf"-o ([\w/]+/)?{target}\b", line)), None)
+    if line is None:
+        return None
+    program = work / target
     words = []
-    switches = work / "mutation.o"
-    subprocess.run(["c++", "-std=c++20", "-O1", "-c", str(HERE / "mutation.cpp"), "-o", str(switches)], check=True)
     by_archive = {}
     for path, new in changed_objects.items():
         folder = str(path).split("/CMakeFiles/")[0]
         by_archive.setdefault(folder, []).append(new)
-    for word in shlex.split(command):
+    for word in shlex.split(line.split("&&")[1]):
         if word.endswith(".a") and not word.startswith("/"):
             new = by_archive.get(str(pathlib.Path(word).parent))
             if new:
@@ -132,14 +142,15 @@ def link(build, work, changed_objects):
                 word = str(copy)
         words.append(word)
     words[words.index("-o") + 1] = str(program)
-    words.insert(1, str(switches))
+    words[1:1] = map(str, own)
     done = subprocess.run(["nice", "-n", "10", *words], cwd=build, capture_output=True, text=True)
     if done.returncode != 0:
-        raise SystemExit(f"mutation: the program was not linked:\n{done.stderr[-3000:]}")
+        raise SystemExit(f"mutation: {target} was not linked:\n{done.stderr[-3000:]}")
     return program
 
 
-def build_program(root, build, work, mutants, optimize="-O1", say=print):
+def build_programs(root, build, work, mutants, optimize="-O1", say=print):
+    """{"tandem": program, and of each of TEST_PROGRAMS that the build has, its path}, all with all mutants."""
     overlay, objects = work / "tree", work / "objects"
     changed = write_overlay(root, overlay, mutants)
     todo = tasks(root, build, overlay, changed)
@@ -150,4 +161,14 @@ def build_program(root, build, work, mutants, optimize="-O1", say=print):
     say(f"compiles {len(todo)} of the build's files")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         built = list(pool.map(lambda task: compile_one(root, overlay, objects, task, optimize), todo))
-    return link(build, work, {task[2]: target for task, target in zip(todo, built)})
+    objects = {task[2]: target for task, target in zip(todo, built)}
+    switches = compiled(build, work, "mutation.cpp")
+    programs = {"tandem": link(build, work, objects, "tandem", [switches])}
+    if programs["tandem"] is None:
+        raise SystemExit(f"mutation: {build} has no tandem program")
+    hook = compiled(build, work, "test_hook.cpp")
+    for name in TEST_PROGRAMS:
+        program = link(build, work, objects, name, [switches, hook]) if (build / FOLDER_OF[name] / name).exists() else None
+        if program is not None:
+            programs[name] = program
+    return programs

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Mutates the optimized code at random places and counts what the suites do not notice. docs/mutation.md says what the kinds are.
+"""Mutates the optimized code at random places and counts what the suites, and then the unit tests, do not notice. docs/mutation.md says what the kinds are.
 
     ci/mutation/run.py --mutants 100 --seed 1          draws, builds, runs; the outcome goes to build/mutation/seed1/outcome.json
     ci/mutation/run.py --seed 1 --again 7,31           the same mutants, but only these are run again (a suite has changed)
@@ -54,23 +54,54 @@ def describe(root, number, path, candidate):
     return {"mutant": number, "kind": candidate.kind, "place": place, "was": squeezed[:160], "becomes": mutant[:240]}
 
 
+CONTEXT = 120  # characters on both sides by which a place is found again in a file that has changed
+
+
+def keep(root, mutants, path):
+    rows = []
+    for number, file, c in mutants:
+        text = (root / file).read_text()
+        around = [text[max(0, c.begin - CONTEXT) : c.begin], text[c.begin : c.end], text[c.end : c.end + CONTEXT]]
+        rows.append({"number": number, "path": file, "candidate": [c.begin, c.end, c.kind, c.replacement], "around": around})
+    path.write_text(json.dumps(rows))
+
+
+def kept_mutants(root, path):
+    """The mutants of an earlier run, at their places in the files as they are now."""
+    from places import Candidate
+
+    mutants = []
+    for row in json.loads(path.read_text()):
+        text, (before, was, after) = (root / row["path"]).read_text(), row["around"]
+        begin = text.find(before + was + after)
+        if begin < 0:  # half of what is around it
+            before, after = before[len(before) // 2 :], after[: len(after) // 2]
+            begin = text.find(before + was + after)
+        if begin < 0:
+            say(f"{row['path']}: the place of mutant {row['number']} is not there any more; its outcome stays")
+            continue
+        begin += len(before)
+        _, _, kind, replacement = row["candidate"]
+        mutants.append((row["number"], row["path"], Candidate(begin, begin + len(was), kind, replacement)))
+    return mutants
+
+
 def draw_and_build(arguments, work):
-    """(mutants, program). Places that the compiler refuses are drawn again."""
-    from build import CompileError, build_program
+    """(mutants, programs by name). Places that the compiler refuses are drawn again."""
+    from build import CompileError, build_programs
     from draw import draw
-    from places import Candidate, Parser, apply, line_of
+    from places import Parser
 
     kept = work / "mutants.json"
     rejected = set()
-    mutants = [(m["number"], m["path"], Candidate(*m["candidate"])) for m in json.loads(kept.read_text())] if kept.exists() else None
+    mutants = kept_mutants(ROOT, kept) if kept.exists() else None
     while True:
         if mutants is None:
             parser = Parser(ROOT, flags_of(arguments.build))
             mutants = draw(parser, arguments.mutants, arguments.seed, arguments.only, rejected, say)
-            rows = [{"number": n, "path": p, "candidate": [c.begin, c.end, c.kind, c.replacement]} for n, p, c in mutants]
-            kept.write_text(json.dumps(rows))
+            keep(ROOT, mutants, kept)
         try:
-            return mutants, build_program(ROOT, arguments.build, work, mutants, say=say)
+            return mutants, build_programs(ROOT, arguments.build, work, mutants, say=say)
         except CompileError as error:
             say(str(error))
             refused = set()
@@ -90,26 +121,48 @@ def load(path):
 
 def print_table(rows):
     for row in rows:
-        outcome = row["status"] + (f" by {row['case']} ({row['check']})" if row["status"] == "killed" else "")
+        outcome = row["status"]
+        if outcome == "killed":
+            outcome += f" by {row['case']} ({row['check']})"
+        if outcome == "equivalent":
+            outcome += f": {row['reason']}"
         say(f"{row['mutant']:4} {row['kind']:18} {row['place']:58} {outcome}")
-    counts = {}
+
+
+def print_counts(rows):
+    killed = [row for row in rows if row["status"] == "killed"]
+    by_suites = sum(row["by"] == "suites" for row in killed)
+    others = {}
     for row in rows:
-        counts[row["status"]] = counts.get(row["status"], 0) + 1
-    if len(rows) > 1:
-        say(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
+        if row["status"] != "killed":
+            others[row["status"]] = others.get(row["status"], 0) + 1
+    rest = "".join(f", {count} {status}" for status, count in sorted(others.items()))
+    say(f"{len(rows)} mutants: {by_suites} killed by suites, {len(killed) - by_suites} by unit tests alone{rest}")
+
+
+def identity(row):
+    return [row["place"].rsplit(":", 1)[0], row["kind"], row["was"], row["becomes"]]
 
 
 class Outcome:
-    """The table of mutants, in a file after every change; how many batches of cases all of them have been through."""
+    """The table of mutants, in a file after every change, and how many batches of cases all of them have been through.
+
+    Equivalents: mutants of which somebody has shown that they change nothing that anyone could see, with the reason."""
 
     def __init__(self, path, seed, mutants, again):
         self.path, self.seed = path, seed
         old = load(path)
-        self.batches = old.get("batches", 0)
+        batches = old.get("batches", {})
+        self.batches = batches if isinstance(batches, dict) else {"suites": batches}
         rows = {row["mutant"]: row for row in old.get("mutants", [])}
         for number, file, candidate in mutants:
             if number not in rows or number in again:
                 rows[number] = {**describe(ROOT, number, file, candidate), "status": "not reached", "cases": 0}
+        reasons = {tuple(row["mutant"]): row["reason"] for row in json.loads((HERE / "equivalents.json").read_text())}
+        for row in rows.values():
+            reason = reasons.get(tuple(identity(row)))
+            if reason is not None and row["status"] != "killed":
+                row.update(status="equivalent", reason=reason)
         self.rows = [rows[number] for number in sorted(rows)]
         self.again = set(again)
 
@@ -117,41 +170,51 @@ class Outcome:
         self.path.write_text(json.dumps({"seed": self.seed, "batches": self.batches, "mutants": self.rows}, indent=1) + "\n")
 
     def alive(self):
-        return [row for row in self.rows if row["status"] != "killed"]
+        return [row for row in self.rows if row["status"] not in ("killed", "equivalent")]
 
 
-def campaign(arguments):
-    from score import batches, cover_cases, judge, quick_cases
+def judge_all(name, tests, outcome, cover_file, cover_again):
+    """All living mutants against all cases of one program, in batches."""
+    from score import batches, cover_cases, judge
 
-    work = arguments.work or ROOT / "build" / "mutation" / f"seed{arguments.seed}"
-    work.mkdir(parents=True, exist_ok=True)
-    mutants, program = draw_and_build(arguments, work)
-    cover_file = work / "coverage.json"
-    outcome = Outcome(work / "outcome.json", arguments.seed, mutants, arguments.again)
-    cases = quick_cases(program)
-    cover = {} if arguments.cover_again else load(cover_file)
-    for index, batch in enumerate(batches(cases, 40)):
+    cover = {} if cover_again else load(cover_file)
+    for index, batch in enumerate(batches(tests.cases(), tests.batch)):
         missing = [case for case in batch if case not in cover]
         if missing:
-            cover.update(cover_cases(program, missing))
+            cover.update(cover_cases(tests, missing))
             cover_file.write_text(json.dumps(cover))
             broken = [case for case in missing if cover[case]["status"] not in ("pass", "skip")]
             if broken:
                 say(f"not counted, since they fail without a mutant: {', '.join(broken)}")
         for row in outcome.alive():
-            if index < outcome.batches and row["mutant"] not in outcome.again and not missing:
+            if index < outcome.batches.get(name, 0) and row["mutant"] not in outcome.again and not missing:
                 continue
-            verdict = judge(program, row["mutant"], batch, cover, say)
+            verdict = judge(tests, row["mutant"], batch, cover, say)
             if verdict["status"] == "not reached":
                 continue
-            row.update(verdict, cases=row["cases"] + verdict["cases"])
+            row.update(verdict, cases=row["cases"] + verdict["cases"], by=name)
             if row["status"] == "killed":
                 print_table([row])
             outcome.save()
-        outcome.batches = max(outcome.batches, index + 1)
+        outcome.batches[name] = max(outcome.batches.get(name, 0), index + 1)
         outcome.save()
-        say(f"{len(outcome.alive())} of {len(mutants)} alive after batch {index + 1} of cases")
+        say(f"{len(outcome.alive())} of {len(outcome.rows)} alive after batch {index + 1} of {name}")
+
+
+def campaign(arguments):
+    from score import Suites, UnitTests
+
+    work = arguments.work or ROOT / "build" / "mutation" / f"seed{arguments.seed}"
+    work.mkdir(parents=True, exist_ok=True)
+    mutants, programs = draw_and_build(arguments, work)
+    outcome = Outcome(work / "outcome.json", arguments.seed, mutants, arguments.again)
+    for name, program in programs.items():
+        tests = Suites(program) if name == "tandem" else UnitTests(program)
+        judge_all("suites" if name == "tandem" else name, tests, outcome, work / f"coverage_{name}.json", arguments.cover_again)
+    if len(programs) == 1:
+        say("this build has no unit tests: the suites alone have judged")
     print_table(outcome.rows)
+    print_counts(outcome.rows)
     return 1 if len(outcome.alive()) > arguments.allowed else 0
 
 

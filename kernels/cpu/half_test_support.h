@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <bit>
 #include <deque>
 #include <functional>
+#include <memory>
+#include <new>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -29,8 +36,29 @@ inline std::vector<float> floats(std::int64_t count, std::uint64_t seed, double 
 
 inline float narrowed_to(float value, DType dtype) { return is_16bit(dtype) ? round_to(value, dtype) : value; }
 
-/// Tensors of one call, guarded on both sides. `storage` is what data is kept in; its values are rounded to `numbers`, so that an
-/// fp32 run sees what a 16-bit one does.
+/// Bytes behind which nothing may be read or written: the page that follows them is not there, and the program ends on it.
+class FencedMemory {
+ public:
+  explicit FencedMemory(std::size_t bytes) : page_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))), bytes_(bytes) {
+    mapped_ = (bytes + page_ - 1) / page_ * page_ + page_;
+    void* const start = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED) throw std::bad_alloc();
+    start_ = static_cast<unsigned char*>(start);
+    if (mprotect(start_ + mapped_ - page_, page_, PROT_NONE) != 0) throw std::bad_alloc();
+  }
+  FencedMemory(const FencedMemory&) = delete;
+  FencedMemory& operator=(const FencedMemory&) = delete;
+  ~FencedMemory() { munmap(start_, mapped_); }
+
+  [[nodiscard]] std::span<unsigned char> bytes() const noexcept { return {start_ + mapped_ - page_ - bytes_, bytes_}; }
+
+ private:
+  std::size_t page_, bytes_, mapped_ = 0;
+  unsigned char* start_ = nullptr;
+};
+
+/// Tensors of one call, guarded in front and fenced behind. `storage` is what data is kept in; its values are rounded to
+/// `numbers`, so that an fp32 run sees what a 16-bit one does.
 class CallTensors {
  public:
   CallTensors(DType numbers, DType storage, DType sums) : numbers_(numbers), storage_(storage), sums_(sums) {}
@@ -60,7 +88,7 @@ class CallTensors {
   static constexpr std::size_t kGuards = 67;
   static constexpr unsigned char kGuardByte = 0xA5;
   struct Tensor {
-    std::vector<unsigned char> memory;
+    std::unique_ptr<FencedMemory> memory;
     DType dtype, numbers;
     std::size_t count;
   };
@@ -72,8 +100,10 @@ class CallTensors {
   TensorView make(const Shape& shape, const std::vector<float>& values, DType dtype, DType numbers) {
     const std::size_t size = tandem::size_bytes(dtype), count = static_cast<std::size_t>(num_elements(shape));
     EXPECT_EQ(values.size(), count);
-    tensors_.push_back({std::vector<unsigned char>((count + 2 * kGuards) * size, kGuardByte), dtype, numbers, count});
-    unsigned char* begin = tensors_.back().memory.data() + kGuards * size;
+    tensors_.push_back({std::make_unique<FencedMemory>((count + kGuards) * size), dtype, numbers, count});
+    const std::span<unsigned char> memory = tensors_.back().memory->bytes();
+    std::ranges::fill(memory, kGuardByte);
+    unsigned char* begin = memory.data() + kGuards * size;
     for (std::size_t i = 0; i < count; ++i) {
       const float value = narrowed_to(values[i], numbers);
       const std::uint16_t bits = dtype == DType::bf16 ? to_bf16_bits(value) : to_f16_bits(value);
@@ -85,19 +115,19 @@ class CallTensors {
 
   [[nodiscard]] static std::vector<float> values_of(const Tensor& tensor) {
     const std::size_t size = tandem::size_bytes(tensor.dtype), first = kGuards * size;
+    const std::span<const unsigned char> memory = tensor.memory->bytes();
     std::vector<float> values;
     for (std::size_t i = 0; i < tensor.count; ++i) {
       float value = 0;
       std::uint16_t bits = 0;
-      if (is_16bit(tensor.dtype)) std::memcpy(&bits, tensor.memory.data() + first + i * size, size);
-      if (!is_16bit(tensor.dtype)) std::memcpy(&value, tensor.memory.data() + first + i * size, size);
+      if (is_16bit(tensor.dtype)) std::memcpy(&bits, memory.data() + first + i * size, size);
+      if (!is_16bit(tensor.dtype)) std::memcpy(&value, memory.data() + first + i * size, size);
       if (tensor.dtype == DType::bf16) value = from_bf16_bits(bits);
       if (tensor.dtype == DType::f16) value = from_f16_bits(bits);
       values.push_back(narrowed_to(value, tensor.numbers));
     }
     for (std::size_t i = 0; i < first; ++i) {
-      const bool intact = tensor.memory[i] == kGuardByte && tensor.memory[tensor.memory.size() - 1 - i] == kGuardByte;
-      EXPECT_TRUE(intact) << "written outside the tensor";
+      EXPECT_EQ(memory[i], kGuardByte) << "written in front of the tensor";
     }
     return values;
   }

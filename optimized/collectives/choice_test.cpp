@@ -129,6 +129,21 @@ TEST(CollectiveCost, IsAnEstimateWhereTheLastNodeIsSmallerOrNumbersAreOdd) {
     expect_close_on_two_levels(ranks, per_node, 0.35);
 }
 
+// Without latencies: what counts is who hands over how many bytes.
+TEST(CollectiveCost, HierarchicalOnUnevenNodesIsItsBytes) {
+  for (const auto& [ranks, per_node] : {std::pair{5, 2}, {5, 3}, {7, 3}, {9, 4}}) {
+    LinkProfile link = two_levels(per_node);
+    link.in_node.latency_seconds = link.between_nodes.latency_seconds = 0;
+    for (const Kind kind : {Kind::all_reduce, Kind::reduce_scatter, Kind::all_gather}) {
+      const double expected = expected_seconds(Algorithm::hierarchical, kind, kBytes, ranks, link);
+
+      const double replayed = replayed_seconds(Algorithm::hierarchical, kind, ranks, link);
+
+      EXPECT_NEAR(replayed / expected, 1, 0.2) << text(Algorithm::hierarchical, kind, ranks, link);
+    }
+  }
+}
+
 TEST(CollectiveCost, RanksThatAreAloneOrHaveNothingToSendNeedNoTime) {
   EXPECT_EQ(expected_seconds(Algorithm::ring, Kind::all_reduce, kBytes, 1, flat_link()), 0);
   EXPECT_EQ(expected_seconds(Algorithm::direct, Kind::broadcast, 0, 4, flat_link()), 0);

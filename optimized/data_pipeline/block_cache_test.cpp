@@ -121,6 +121,14 @@ TEST_F(Caches, KeepToTheirCapacityAndDropWhatWasNotUsedForLongest) {
   EXPECT_EQ(open(250, 2 * (kBlock + kHeader))->counts().disk.held_bytes, 2 * (kBlock + kHeader));
 }
 
+TEST_F(Caches, HoldWhatFitsExactly) {
+  const auto cache = open(2 * kBlock);
+  for (const std::int64_t block : {0, 1, 0, 1}) expect_bytes(*cache, block * kBlock, kBlock);
+
+  EXPECT_EQ(cache->counts().memory_evictions, 0);
+  EXPECT_EQ(cache->counts().memory_hits, 2);
+}
+
 TEST_F(Caches, DropByTheOrderOfUseOfEarlierProcesses) {
   expect_bytes(*open(kBlock), 0, 300);
   const auto set_time = [&](int block, std::time_t seconds) {

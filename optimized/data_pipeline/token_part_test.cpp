@@ -34,7 +34,7 @@ struct Read {
 };
 
 Read read(const TokenPart& part, std::int64_t first, std::size_t count) {
-  Read result{std::vector<std::int32_t>(count), std::vector<std::uint8_t>(count)};
+  Read result{std::vector<std::int32_t>(count, -1), std::vector<std::uint8_t>(count, 2)};  // of an earlier reading
   part.read(first, result.tokens, result.begins);
   return result;
 }

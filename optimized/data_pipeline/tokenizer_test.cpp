@@ -160,6 +160,22 @@ TEST_F(Bpe, AModelOfAFileGivesTheSameTokens) {
   EXPECT_EQ(tokenizer_of(folder_ / "read")->name(), "bytes");
 }
 
+TEST_F(Bpe, OldDataStaysWhereThereIsNoRoomForTheModelOfNew) {
+  const TestFolder out;
+  const auto text = folder_.write("short", "a short text\n");
+  const auto model = folder_.write("bpe.model", *trained(300, files_));
+  prepare_data({text}, "bytes", out / "p", DocumentRule::line);
+  const std::string before = TestFolder::read(out / "p.json");
+
+  {
+    const FileSizeLimit limit(std::filesystem::file_size(model) - 1);
+    EXPECT_THROW(prepare_data({text}, model.string(), out / "p", DocumentRule::line), IoError);
+  }
+
+  EXPECT_EQ(TestFolder::read(out / "p.json"), before);
+  EXPECT_EQ(out.num_files(), 3U);
+}
+
 TEST_F(Bpe, DamageOfTheModelIsFound) {
   prepare_data(files_, "bpe:300", folder_ / "p");
   const std::string model(tokenizer_->model());

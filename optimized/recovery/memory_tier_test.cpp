@@ -4,12 +4,14 @@
 #include <sys/stat.h>
 
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "optimized/checkpoint/checkpoint_test_support.h"
@@ -48,6 +50,8 @@ void train_with_copies(const RunConfig& config, const std::function<MemoryTierPl
   });
 }
 
+std::ptrdiff_t open_files() { return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator()); }
+
 using State = std::map<std::string, std::vector<double>>;  // by rank and tensor
 
 // All that training goes on with, in engines of any layout.
@@ -82,8 +86,10 @@ TEST(MemoryTier, GivesEverythingBackWhenANodeIsGoneToAnyLayout) {
   for (const auto& [gone, ranks_per_node] : {Loss{"node-0", 2}, Loss{"node-1", 1}, Loss{"nothing", 1}}) {
     const TestFolder folder;
     const MemoryTierPlace place{folder / "run", ranks_per_node};
+    const std::ptrdiff_t files = open_files();
     train_with_copies(
         config, [&](int) { return place; }, 2, 3);
+    EXPECT_EQ(open_files(), files) << "files of copies stay open";
     fs::remove_all(place.folder / gone);
     EXPECT_EQ(newest_in_memory(place), 3);
     const auto whole = assemble_from_memory(place, {});
@@ -108,6 +114,28 @@ TEST(MemoryTier, IsWholeByItselfOnOneNodeAndKeepsTheLastTwoSteps) {
   const fs::path newest = place.folder / "node-0" / step_folder_name(4);
   EXPECT_EQ(assemble_from_memory(place, {}), newest);
   EXPECT_EQ(find_damage(place.folder / "node-0" / step_folder_name(3), VerifyDepth::contents), std::nullopt);
+}
+
+TEST(MemoryTier, KeepsTwoStepsOfEveryNodeAlsoBeyondARestart) {
+  const RunConfig config = two_nodes();
+  for (const int ranks_per_node : {1, 2}) {
+    const TestFolder folder;
+    const MemoryTierPlace place{folder / "run", ranks_per_node};
+    train_with_copies(
+        config, [&](int) { return place; }, 2, 3);
+    const SyntheticCorpus corpus = corpus_of(config);
+    with_engines(config, [&](Engine& engine) {
+      MemoryTier tier(place, engine);
+      tier.save({config, 4, "synthetic", corpus.identity()});
+      EXPECT_EQ(tier.problem(), "");
+    });
+    for (int node = 0; node < 4 / ranks_per_node; ++node) {
+      std::vector<std::int64_t> steps;
+      for (const CheckpointEntry& entry : list_checkpoints(place.folder / fmt::format("node-{}", node)))
+        steps.push_back(entry.step);
+      EXPECT_EQ(steps, (std::vector<std::int64_t>{4, 3})) << "node " << node << " of " << ranks_per_node << " ranks";
+    }
+  }
 }
 
 TEST(MemoryTier, LeavesWhatIsNotItsOwnWhenItIsCleared) {

@@ -299,6 +299,18 @@ TEST(Planner, RulesOfThumbAreStepsInTheirOrderAndNoBetterThanTheBest) {
   }
 }
 
+TEST(Planner, RulesOfThumbShardTheOptimizerAsLongAsTwoRanksHoldTheSame) {
+  int with_two = 0;
+  for (const int gib : {5, 6, 7, 8, 9, 10}) {
+    const PlanReport report = search_plans(query_of(gpt(8, 4096, 32), gib, 8, 16));
+    const PlanCandidate& tuned = report.paths.front().result;
+    if (!tuned.estimate.memory.fits() || tuned.workload.plan.parallel.data != 2) continue;
+    ++with_two;
+    EXPECT_EQ(tuned.workload.plan.zero_stage, 1) << gib << " GiB";
+  }
+  EXPECT_GT(with_two, 0);
+}
+
 TEST(Planner, ReasonsNameWhatGrewMost) {
   StepEstimate winner;
   winner.step_seconds = 10;

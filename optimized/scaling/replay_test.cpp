@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "optimized/collectives/algorithms.h"
 #include "optimized/engine/lower.h"
+#include "optimized/scaling/simulator_test_support.h"
 #include "reference/pipeline_schedules.h"
 
 namespace tandem {
@@ -134,6 +135,32 @@ TEST(Replay, AccountsForEverySecondOfARank) {
   const ReplayTiming twice = replay(plan, small_model(4), kSequence, seconds_at, {},
                                     PitfallSet(std::vector<Pitfall>{Pitfall::communication_counted_twice}));
   EXPECT_GT(twice.hidden_seconds[0], timing.hidden_seconds[0]);
+}
+
+// On a device whose products take no time.
+double seconds_of_mlp(const TrainingPlan& plan) {
+  GptConfig model = small_model(2);
+  model.sequence = 4096;  // so many tokens that their matrices count and the weights, which every piece reads, do not
+  ClusterSpec cluster = ideal_cluster();
+  cluster.device.peak_flops = {{"fp32", 1e30}, {"bf16", 1e30}};
+  cluster.device.memory_bytes_per_second = 1e9;
+  const OperationCost cost = cost_on(cluster, plan, model, model.sequence);
+  double seconds = 0;
+  for (const Operation& op : lower(plan, model, model.sequence, 0)) {
+    if (op.kind == OpKind::compute && op.part == Part::mlp && op.phase == Phase::forward) seconds += cost(op, 0);
+  }
+  return seconds;
+}
+
+TEST(ReplayCost, PiecesOfAProductShareItsActivationFunction) {
+  TrainingPlan plan = plan_of({.tensor = 2}, 4, 2);
+  plan.precision = "bf16";
+  plan.sequence_parallel = true;
+  const double whole = seconds_of_mlp(plan);
+  plan.overlap.tensor_chunks = 4;
+
+  EXPECT_GT(whole, 0);
+  EXPECT_NEAR(seconds_of_mlp(plan), whole, 0.05 * whole);
 }
 
 TEST(Replay, HasTheBubbleOfTheClosedForm) {

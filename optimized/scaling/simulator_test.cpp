@@ -196,6 +196,17 @@ TEST(Simulator, GradientsHideBehindTheBackwardPass) {
   EXPECT_NEAR(waiting.step_seconds, simulate(workload, cluster).step_seconds * (1 + 0.01 * 2), 1e-12);  // 4 nodes
 }
 
+TEST(Simulator, RanksOfAContextGroupSumTheirGradientsToo) {
+  Workload workload = small_workload(4, 1, 1, 1);
+  workload.software.overlap_gradients = false;
+  const StepEstimate rows_alone = simulate(workload, ideal_cluster());
+  workload.plan.parallel.data = workload.plan.parallel.context = 2;
+  const StepEstimate halves_of_rows = simulate(workload, ideal_cluster());
+
+  EXPECT_GT(rows_alone.parts.data, 0);
+  EXPECT_NEAR(halves_of_rows.parts.data, rows_alone.parts.data, 1e-12);
+}
+
 TEST(Simulator, ShardedOptimizerMovesTheSameBytesInTwoHalves) {
   const ClusterSpec cluster = ideal_cluster();
   Workload workload = small_workload(8, 1, 1, 1);

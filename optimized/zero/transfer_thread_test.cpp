@@ -5,6 +5,7 @@
 #include <memory>
 #include <semaphore>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -56,6 +57,7 @@ TEST(TransferThread, DrainWaitsForTheJobThatRunsAndDropsTheRest) {
   thread.submit([&] {
     begun.release();
     saw_the_drop = dropped.try_acquire_for(std::chrono::seconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // a drain that does not wait is over by now
     ++ran;
   });
   // What the second job holds tells of its end: the first one goes on until then.
