@@ -102,6 +102,19 @@ class Checkpoint(unittest.TestCase):
         self.assertEqual((first["step"], first["state"]), (6, "damaged"))
         self.assertIn("shard-00000.safetensors", first["damage"])
 
+    def test_a_run_that_is_done_brings_its_last_copy_to_the_store(self):
+        store = self.folder / "store"
+        store.mkdir()
+        in_the_way = store / "step-00000006"
+        in_the_way.touch()
+        again = ["train", "--resume", self.run_folder, "--steps", "6", "--store", f"file://{store}"]
+        self.tandem(4, *again)
+        in_the_way.unlink()
+        self.assertIn("it was not in the folder", self.tandem(0, *again))
+        self.assertEqual([(item["step"], item["tier"]) for item in self.listed(self.run_folder, "--store", f"file://{store}")][:2],
+                         [(6, "local"), (6, "store")])
+        self.assertNotIn("it was not in the folder", self.tandem(0, *again))
+
     def test_copies_in_a_store_are_listed_and_verified(self):
         store = self.folder / "store"
         shutil.copytree(self.run_folder, store)

@@ -25,6 +25,7 @@
 #include "core/synthetic_corpus.h"
 #include "harness/chrome_trace.h"
 #include "optimized/checkpoint/catalogue.h"
+#include "optimized/checkpoint/tiers.h"
 #include "optimized/comm/nccl/nccl_world.h"
 #include "optimized/comm/run_threads.h"
 #include "optimized/machine.h"
@@ -134,6 +135,23 @@ std::optional<GpuPeaks> gpu_peaks(const TrainArguments& arguments) {
   }
 }
 
+// An attempt before this one may have ended with its last checkpoint on this disk alone.
+int nothing_to_do(const TrainPlan& plan, const TrainReport& report) {
+  fmt::print("nothing to do: the checkpoint is at step {} of {} (--steps)\n", report.first_step, plan.config.steps);
+  if (plan.store == nullptr || !plan.resume || plan.resume->parent_path() != std::filesystem::path(plan.output)) return kGood;
+  try {
+    const std::vector<std::int64_t> stored = list_remote_checkpoints(*plan.store);
+    if (std::ranges::find(stored, report.first_step) != stored.end()) return kGood;
+    upload_checkpoint(*plan.store, *plan.resume);
+    fmt::print("it was not in {}, and is now\n", plan.store->describe());
+    return kGood;
+  } catch (const Error& error) {
+    note(fmt::format("the last checkpoint is not safe: it was not uploaded: {}; it is complete in {}; mend this, and start again",
+                     error.what(), plan.resume->string()));
+    return kRunBroke;
+  }
+}
+
 // What is left to say and to keep when the steps are done.
 int finish(const TrainArguments& arguments, const TrainPlan& plan, const BatchSource& source, const TrainReport& report,
            CheckpointProblems& problems) {
@@ -141,10 +159,7 @@ int finish(const TrainArguments& arguments, const TrainPlan& plan, const BatchSo
     note("given up: " + why_given_up(report));
     return arguments.worker.heartbeat.empty() ? kRunBroke : kHopelessStatus;
   }
-  if (report.steps.empty()) {
-    fmt::print("nothing to do: the checkpoint is at step {} of {} (--steps)\n", report.first_step, plan.config.steps);
-    return kGood;
-  }
+  if (report.steps.empty()) return nothing_to_do(plan, report);
   TrainSummary summary = summarise_training(report, plan.config, source.sequence());
   if (const std::optional<GpuPeaks> peaks = gpu_peaks(arguments)) summary.peak_flops_per_second = peaks->of(plan.config.plan);
   print_train_summary(report, summary);

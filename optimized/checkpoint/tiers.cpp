@@ -124,6 +124,11 @@ void publish_remote(ObjectStore& store, const fs::path& step_folder) {
   }
 }
 
+void upload_checkpoint(ObjectStore& store, const fs::path& step_folder) {
+  for (const CheckpointFile& file : read_manifest_of(step_folder).files) upload_checkpoint_file(store, step_folder, file.name);
+  publish_remote(store, step_folder);
+}
+
 std::vector<std::int64_t> list_remote_checkpoints(const ObjectStore& store) {
   std::vector<std::int64_t> steps;
   for (const ObjectInfo& info : store.list(kStepPrefix)) {

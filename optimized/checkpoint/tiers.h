@@ -22,6 +22,9 @@ void upload_checkpoint_file(ObjectStore& store, const std::filesystem::path& ste
 /// the step exists already with the same content, nothing is done, with another one it is replaced.
 void publish_remote(ObjectStore& store, const std::filesystem::path& step_folder);
 
+/// All files of a complete step folder, then publish_remote(). Throws StoreError.
+void upload_checkpoint(ObjectStore& store, const std::filesystem::path& step_folder);
+
 /// Steps that have a manifest, newest first.
 [[nodiscard]] std::vector<std::int64_t> list_remote_checkpoints(const ObjectStore& store);
 

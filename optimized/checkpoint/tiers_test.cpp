@@ -46,11 +46,6 @@ fs::path write_step(const fs::path& folder, std::int64_t step, float value) {
 
 std::string text_of(std::span<const std::byte> bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
-void upload(ObjectStore& store, const fs::path& step_folder) {
-  for (const CheckpointFile& file : read_manifest_of(step_folder).files) upload_checkpoint_file(store, step_folder, file.name);
-  publish_remote(store, step_folder);
-}
-
 void overwrite(const fs::path& file, std::string_view text) {
   const std::string old = TestFolder::read(file);
   std::ofstream(file, std::ios::binary) << old.substr(0, old.size() - text.size()) << text;
@@ -122,7 +117,7 @@ class TiersTest : public ::testing::Test {
 
 TEST_F(TiersTest, BringsBackWhatWasPublished) {
   const fs::path step = write_step(local, 120, 1);
-  upload(store, step);
+  upload_checkpoint(store, step);
   EXPECT_EQ(list_remote_checkpoints(store), (Steps{120}));
   EXPECT_EQ(text_of(store.get("latest")), "step-00000120\n");
   const fs::path copy = fetch_checkpoint(store, 120, fetched / "deep");
@@ -141,28 +136,28 @@ TEST_F(TiersTest, PublishesOnlyWhatIsThereAndOnlyOnce) {
   behind->put("step-00000001/shard-00001.safetensors", std::as_bytes(std::span("short", 5)));
   EXPECT_NE(message_of<StoreError>([&] { publish_remote(store, step); }).find("has 5 bytes"), std::string::npos);
   EXPECT_TRUE(list_remote_checkpoints(store).empty());
-  upload(store, step);
+  upload_checkpoint(store, step);
   store.set_script({});
-  upload(store, step);
+  upload_checkpoint(store, step);
   EXPECT_EQ(store.counts().uploads, 0) << "what is there with the same content is not sent again";
   EXPECT_THROW(upload_checkpoint_file(store, local, "x"), ContractError);
 }
 
 TEST_F(TiersTest, ReplacesAStepOfAnotherRunAndWhatItHadBeside) {
-  upload(store, write_step(local, 1, 1));
+  upload_checkpoint(store, write_step(local, 1, 1));
   behind->put("step-00000001/shard-00002.safetensors", {});  // that run had three ranks
-  upload(store, write_step(local, 1, 2));
+  upload_checkpoint(store, write_step(local, 1, 2));
   EXPECT_EQ(store.list("step-00000001/").size(), 3U);
   const fs::path copy = fetch_checkpoint(store, 1, fetched);
   EXPECT_EQ(SafetensorsFile(copy / "shard-00000.safetensors").read_as<float>("wte.weight")[0], 2);
 }
 
 TEST_F(TiersTest, LatestDoesNotGoBackToAnOlderStep) {
-  upload(store, write_step(local, 20, 1));
-  upload(store, write_step(local, 10, 1));
+  upload_checkpoint(store, write_step(local, 20, 1));
+  upload_checkpoint(store, write_step(local, 10, 1));
   EXPECT_EQ(text_of(store.get("latest")), "step-00000020\n");
   store.remove("step-00000020/manifest.json");
-  upload(store, write_step(local, 11, 1));
+  upload_checkpoint(store, write_step(local, 11, 1));
   EXPECT_EQ(text_of(store.get("latest")), "step-00000011\n") << "the newer one is no checkpoint any more";
 }
 
@@ -174,11 +169,11 @@ TEST_F(TiersTest, AStoreThatFailsWhilePublishingHoldsWholeCheckpoints) {
     const auto undo = [&] {
       fs::remove_all(folder / "store");
       store.set_script({});
-      upload(store, older);
-      if (replaces) upload(store, same_step);
+      upload_checkpoint(store, older);
+      if (replaces) upload_checkpoint(store, same_step);
     };
     fail_everywhere(
-        undo, [&] { upload(store, step); },
+        undo, [&] { upload_checkpoint(store, step); },
         [&](const std::string& when) {
           expect_store_is_sound(when);
           EXPECT_TRUE(behind->find("step-00000001/manifest.json")) << when;
@@ -194,15 +189,15 @@ TEST_F(TiersTest, AnUploadThatBreaksOffPublishesNothing) {
   for (std::int64_t upload_index = 0; upload_index < 3; ++upload_index) {
     fs::remove_all(folder / "store");
     store.set_script({.broken_upload = StoreScript::Break{.index = upload_index, .byte = 10}});
-    EXPECT_THROW(upload(store, step), StoreError);
+    EXPECT_THROW(upload_checkpoint(store, step), StoreError);
     EXPECT_TRUE(list_remote_checkpoints(*behind).empty()) << upload_index;
-    upload(store, step);
+    upload_checkpoint(store, step);
     expect_store_is_sound("after the second attempt");
   }
 }
 
 TEST_F(TiersTest, AStoreThatFailsWhileFetchingLeavesNoStepBehind) {
-  upload(store, write_step(local, 7, 1));
+  upload_checkpoint(store, write_step(local, 7, 1));
   for (const bool has_damaged : {false, true}) {
     const auto undo = [&] {
       fs::remove_all(fetched);
@@ -220,7 +215,7 @@ TEST_F(TiersTest, AStoreThatFailsWhileFetchingLeavesNoStepBehind) {
 }
 
 TEST_F(TiersTest, RefusesACopyThatDoesNotVerify) {
-  upload(store, write_step(local, 7, 1));
+  upload_checkpoint(store, write_step(local, 7, 1));
   const std::string key = "step-00000007/shard-00001.safetensors";
   std::vector<std::byte> bytes = behind->get(key);
   bytes.back() ^= std::byte{1};
@@ -230,7 +225,7 @@ TEST_F(TiersTest, RefusesACopyThatDoesNotVerify) {
   EXPECT_TRUE(list_checkpoints(fetched).empty());
   EXPECT_THROW((void)fetch_checkpoint(store, 8, fetched), InputError);
   // Another step's checkpoint under this name.
-  upload(store, write_step(local, 9, 1));
+  upload_checkpoint(store, write_step(local, 9, 1));
   for (const ObjectInfo& info : behind->list("step-00000009/")) {
     behind->put("step-00000010" + info.key.substr(13), behind->get(info.key));
   }
@@ -239,7 +234,7 @@ TEST_F(TiersTest, RefusesACopyThatDoesNotVerify) {
 }
 
 TEST_F(TiersTest, KeepsAWholeCopyThatIsThereAndClearsWhatAKilledRunLeft) {
-  upload(store, write_step(local, 7, 1));
+  upload_checkpoint(store, write_step(local, 7, 1));
   fs::create_directories(fetched / "step-00000007.fetching");
   std::ofstream(fetched / "step-00000007.fetching/shard-00000.safetensors") << "half";
   (void)fetch_checkpoint(store, 7, fetched);
@@ -250,7 +245,7 @@ TEST_F(TiersTest, KeepsAWholeCopyThatIsThereAndClearsWhatAKilledRunLeft) {
 }
 
 TEST_F(TiersTest, PrunesOldStepsManifestsFirst) {
-  for (const std::int64_t step : {1, 3, 5, 7}) upload(store, write_step(local, step, 1));
+  for (const std::int64_t step : {1, 3, 5, 7}) upload_checkpoint(store, write_step(local, step, 1));
   behind->put("step-00000004/shard-00000.safetensors", {});  // an upload that ended early
   behind->put("step-00000006/shard-00000.safetensors", {});  // or one that still goes on
   behind->put("other/file", {});
@@ -270,7 +265,7 @@ TEST_F(TiersTest, PrunesOldStepsManifestsFirst) {
 }
 
 TEST_F(TiersTest, KeepsProtectedStepsAndTakesBackWhatIsBeyondAStep) {
-  for (const std::int64_t step : {1, 3, 5, 7}) upload(store, write_step(local, step, 1));
+  for (const std::int64_t step : {1, 3, 5, 7}) upload_checkpoint(store, write_step(local, step, 1));
   prune_remote(store, 1, {3});
   EXPECT_EQ(list_remote_checkpoints(store), (Steps{7, 3}));
   behind->put("step-00000009/shard-00000.safetensors", {});  // an upload that has not ended
@@ -281,7 +276,7 @@ TEST_F(TiersTest, KeepsProtectedStepsAndTakesBackWhatIsBeyondAStep) {
 
 TEST_F(TiersTest, FindsTheNewestOverBothTiers) {
   write_step(local, 10, 1);
-  upload(store, write_step(folder / "other", 20, 1));
+  upload_checkpoint(store, write_step(folder / "other", 20, 1));
   EXPECT_EQ(find_newest_checkpoint(local, nullptr, note), local / "step-00000010");
   EXPECT_EQ(find_newest_checkpoint(local, &store, note), local / "step-00000020") << "fetched, because it is newer";
   EXPECT_TRUE(notes.empty());
@@ -295,7 +290,7 @@ TEST_F(TiersTest, FindsTheNewestOverBothTiers) {
 }
 
 TEST_F(TiersTest, OfEqualStepsTheLocalOneUnlessItIsDamaged) {
-  upload(store, write_step(local, 5, 2));
+  upload_checkpoint(store, write_step(local, 5, 2));
   write_step(local, 5, 3);
   EXPECT_EQ(find_newest_checkpoint(local, &store, note), local / "step-00000005");
   const fs::path shard = local / "step-00000005/shard-00000.safetensors";
@@ -308,8 +303,8 @@ TEST_F(TiersTest, OfEqualStepsTheLocalOneUnlessItIsDamaged) {
 
 TEST_F(TiersTest, AStoreThatIsDownIsANoteWhereTheFolderHasOne) {
   write_step(local, 5, 1);
-  upload(store, write_step(folder / "other", 8, 1));
-  upload(store, write_step(folder / "other", 9, 1));
+  upload_checkpoint(store, write_step(folder / "other", 8, 1));
+  upload_checkpoint(store, write_step(folder / "other", 9, 1));
   for (const std::int64_t first : {0, 1, 3}) {
     notes.clear();
     store.set_script({.down = {first, StoreScript::kForEver}});
@@ -323,7 +318,7 @@ TEST_F(TiersTest, AStoreThatIsDownIsANoteWhereTheFolderHasOne) {
 TEST_F(TiersTest, SaysWhenNoTierHasOne) {
   EXPECT_NE(message_of<InputError>([&] { (void)find_newest_checkpoint(folder / "nothing", nullptr, note); }).find("nothing"),
             std::string::npos);
-  upload(store, write_step(local, 5, 1));
+  upload_checkpoint(store, write_step(local, 5, 1));
   behind->put("step-00000005/manifest.json", std::as_bytes(std::span("{}", 2)));
   overwrite(local / "step-00000005/shard-00000.safetensors", "x");
   const std::string message = message_of<InputError>([&] { (void)find_newest_checkpoint(local, &store, note); });
