@@ -4,7 +4,6 @@
 #include <csignal>
 #include <exception>
 #include <memory>
-#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -13,6 +12,7 @@
 #include "cli/output.h"
 #include "cli/terminal.h"
 #include "core/error.h"
+#include "core/usable_cores.h"
 #include "harness/text_table.h"
 #include "optimized/data_pipeline/prepare.h"
 
@@ -25,7 +25,7 @@ struct DataArguments {
   std::string documents = "file";
   std::string prefix;
   std::string json;
-  int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  int threads = usable_cores();
 };
 
 std::string as_json(const DataSummary& summary) {

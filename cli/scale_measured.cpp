@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -14,6 +13,7 @@
 #include "cli/scaling_report.h"
 #include "cli/terminal.h"
 #include "core/error.h"
+#include "core/usable_cores.h"
 #include "harness/measurement.h"
 #include "harness/text_table.h"
 #include "optimized/engine/lower.h"
@@ -93,7 +93,7 @@ void predict(MeasuredPoint& point, const GptConfig& model, const TrainingPlan& p
   double known = 0;
   for (const auto& [name, value] : seconds) known += value;
   // Ranks that share a core take turns.
-  const double cores = std::max(1U, std::thread::hardware_concurrency());
+  const double cores = usable_cores();
   const double crowding = world.transport == "threads" ? std::max(1.0, point.ranks / cores) : 1.0;
   const double all = optimizer_flops(lower(one, model, model.sequence, 0));
   const auto compute = [&](const Operation& op) {

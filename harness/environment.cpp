@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/environment.h"
 
-#include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include "core/usable_cores.h"
 #include "tandem_build_info.h"
 
 namespace tandem {
@@ -41,12 +41,6 @@ std::string widest_instructions() {
 #endif
 }
 
-int cores_of_this_process() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
-}
-
 std::string operating_system() {
   utsname names{};
   return uname(&names) == 0 ? fmt::format("{} {}", names.sysname, names.release) : "unknown";
@@ -66,7 +60,7 @@ Environment collect_environment(const RunContext& context, const EnvironmentInpu
   environment.date = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
   environment.cpu = cpu_model();
   environment.cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  environment.usable_cores = cores_of_this_process();
+  environment.usable_cores = usable_cores();
   environment.memory_bytes = std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   environment.instruction_set = widest_instructions();
   environment.operating_system = operating_system();

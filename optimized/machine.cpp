@@ -2,12 +2,12 @@
 #include "optimized/machine.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "core/usable_cores.h"
 #include "optimized/comm/nccl/nccl_world.h"
 
 namespace tandem {
@@ -54,7 +54,7 @@ int device_of(const std::string& transport) { return transport == "nccl" ? nccl_
 KernelsInfo machine_kernels(const MachineChoice& choice) { return make_kernels({}, choice)->info(); }
 
 std::vector<double> matrix_peaks_by_threads() {
-  const int cores = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 8);
+  const int cores = std::min(usable_cores(), 8);
   std::vector<double> peaks;
   for (int threads = 1; threads <= cores; ++threads) peaks.push_back(measure_peaks(threads).fp32_matmul_flops_per_second);
   return peaks;

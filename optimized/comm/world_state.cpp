@@ -1,20 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/comm/world_state.h"
 
-#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "core/usable_cores.h"
 
 namespace tandem {
+namespace {
+
+// Worlds are made often.
+int cores_of_the_process() {
+  static const int cores = usable_cores();
+  return cores;
+}
+
+}  // namespace
 
 WorldState::WorldState(int ranks, std::chrono::milliseconds deadline, std::uint64_t generation)
     : ranks_(ranks),
       deadline_(deadline),
       generation_(generation),
-      oversubscribed_(static_cast<unsigned>(ranks) > std::thread::hardware_concurrency()),
+      oversubscribed_(ranks > cores_of_the_process()),
       ended_(static_cast<std::size_t>(ranks)) {}
 
 Patience WorldState::patience(bool foreground) const noexcept {

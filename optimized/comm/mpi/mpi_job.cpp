@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "core/usable_cores.h"
 #include "optimized/comm/mpi/mpi_wire.h"
 #include "optimized/comm/mpi/mpi_world.h"
 #include "optimized/comm/threads/cores.h"
@@ -50,7 +51,7 @@ CoreUse find_core_use(MPI_Comm world) {
   }
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, used.data(), kMostCores, MPI_UINT8_T, MPI_MAX, host), "MPI_Allreduce");
   check_mpi(MPI_Comm_free(&host), "MPI_Comm_free");
-  return std::ranges::count(used, 1) >= processes ? CoreUse::own : CoreUse::shared;
+  return std::min<std::ptrdiff_t>(std::ranges::count(used, 1), usable_cores()) >= processes ? CoreUse::own : CoreUse::shared;
 }
 
 }  // namespace
