@@ -3,6 +3,7 @@
 and put into copies of the libraries. The tree and that build stay as they are."""
 
 import concurrent.futures
+import functools
 import json
 import pathlib
 import re
@@ -79,6 +80,13 @@ def tasks(root, build, overlay, changed):
     return found
 
 
+@functools.lru_cache
+def header_state(root):
+    """Changes where a header of the tree does."""
+    headers = [path for folder in ("core", "kernels", "optimized", "harness", "suites") for path in sorted((root / folder).rglob("*.h"))]
+    return "".join(f"{path}{path.stat().st_mtime_ns}" for path in headers)
+
+
 def compile_one(root, overlay, objects, task, optimize):
     entry, source, output, unity, text, hit = task
     target = objects / output
@@ -103,6 +111,9 @@ def compile_one(root, overlay, objects, task, optimize):
     stamp = target.with_suffix(".stamp")
     mutated = sorted(path.relative_to(overlay).as_posix() for path in overlay.rglob("*") if path.is_file())
     key = " ".join(words) + text + "".join((overlay / path).read_text() for path in mutated if path in hit or path.endswith(".h"))
+    # And what has not been mutated, in case it has changed since.
+    beside = [pathlib.Path(name) for name in re.findall(r'^#include "(/.+?)"', text, re.MULTILINE)] if unity else [source]
+    key += "".join(path.read_text() for path in beside if not path.is_relative_to(overlay)) + header_state(HERE.parents[1])
     if target.exists() and stamp.exists() and stamp.read_text() == key:
         return target
     done = subprocess.run(["nice", "-n", "10", *words], cwd=entry["directory"], capture_output=True, text=True)
