@@ -130,14 +130,6 @@ bool learns_nothing(const PairInputs& inputs) {
   return false;
 }
 
-// Probabilities of experts nearer to each other than this may change places. In fp32, in which double's reference for rounding
-// runs as well, they are right to about 1e-6 after a few steps; from 16-bit activations to a rounding or so of a logit of size 1,
-// of which a quarter reaches the probability.
-double smallest_margin(const TrainingPlan& plan) {
-  const double roundoff = candidate_roundoff(plan);
-  return roundoff < 0x1p-20 ? 2e-5 : 4 * roundoff;
-}
-
 }  // namespace
 
 Composition simplest_composition() {
@@ -286,6 +278,13 @@ RunContext context_of(const Composition& composition, const RunContext& context)
   return result;
 }
 
+// In fp32, in which double's reference for rounding runs as well, they are right to about 1e-6 after a few steps; from 16-bit
+// activations to a rounding or so of a logit of size 1, of which a quarter reaches the probability.
+double decided_margin(const TrainingPlan& plan) {
+  const double roundoff = candidate_roundoff(plan);
+  return roundoff < 0x1p-20 ? 2e-5 : 4 * roundoff;
+}
+
 std::optional<std::string> undecidable(const Composition& composition) {
   const PairInputs inputs = inputs_of(composition);
   if (auto reason = same_inputs(inputs)) return reason;
@@ -296,7 +295,7 @@ std::optional<std::string> undecidable(const Composition& composition) {
   reference::TrainingRun run = reference_run(inputs);
   run.steps = std::max<std::int64_t>(1, inputs.steps);
   const double margin = reference::train<double>(run).smallest_margin;
-  if (margin >= smallest_margin(inputs.plan)) return std::nullopt;
+  if (margin >= decided_margin(inputs.plan)) return std::nullopt;
   return fmt::format("a choice of an expert is {:.1e} from a tie", margin);
 }
 

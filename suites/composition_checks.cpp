@@ -10,6 +10,7 @@
 
 #include "suites/benefits.h"
 #include "suites/composition_evaluation.h"
+#include "suites/composition_yardstick.h"
 #include "suites/compression_run.h"
 #include "suites/expert_ledger.h"
 #include "suites/overflow_script.h"
@@ -71,7 +72,7 @@ CaseEvidence beside_the_reference(const Composition& composition, const RunConte
   const PairInputs inputs = inputs_of(composition);
   CaseEvidence evidence;
   evidence.truth = reference_evidence<double>(inputs, 1, 1);
-  evidence.yardstick = reference_evidence<float>(inputs, inputs.plan.parallel.data, inputs.plan.batch.micro_batches);
+  evidence.yardstick = expected_yardstick(inputs, *evidence.truth);
   if (inputs.plan.numerics.storage == DType::f64)
     evidence.yardstick = errors_of_double(*evidence.truth, std::move(*evidence.yardstick));
   EngineRun run = engine_run(inputs, context_of(composition, context));
@@ -121,23 +122,61 @@ CaseEvidence beside_the_codec(const Composition& composition, const RunContext& 
   // The definition adds in the order of ranks.
   if (composition.algorithm == "direct") evidence.properties = as_the_reference(script, run);
   if (script.inputs.plan.compression.error_feedback) {
-    for (Property& property : conserved_each_step(script, run)) evidence.properties.push_back(std::move(property));
+    const SumOrder order = composition.algorithm == "direct" ? SumOrder::ranks : SumOrder::other;
+    for (Property& property : conserved_each_step(script, run, order)) evidence.properties.push_back(std::move(property));
   }
   evidence.properties.push_back(copies_agree(run));
   if (composition.algorithm == "direct") evidence.properties.push_back(bytes_as_programmed(script, run));
   return evidence;
 }
 
+// (rank, step) pairs whose histories of fp8 scales are not those of `twin`, from the skipped step on; there, of the run that went
+// on with that step.
+Property histories_go_on(const ScriptedRun& run, const ScriptedRun& twin, const ScriptedRun& unskipped, std::int64_t skipped) {
+  const auto first = static_cast<std::size_t>(skipped);
+  double differing = 0;
+  for (std::size_t rank = 0; rank < run.steps.size(); ++rank) {
+    differing += run.steps[rank][first].fp8 == unskipped.steps[rank][first].fp8 ? 0 : 1;
+    for (std::size_t step = first + 1; step < run.steps[rank].size(); ++step) {
+      differing += run.steps[rank][step].fp8 == twin.steps[rank].at(step - 1).fp8 ? 0 : 1;
+    }
+  }
+  return {"fp8_histories_that_differ",
+          differing,
+          Relation::equal,
+          0.0,
+          "a step that is skipped leaves its largest values as any other does (reference/fp8.h)",
+          -1,
+          ""};
+}
+
 CaseEvidence with_an_overflow(const Composition& composition, const RunContext& context) {
   Script script;
   script.inputs = inputs_of(composition);
-  script.overflows = [step = composition.overflow_step, rank = static_cast<int>(composition.overflow_rank)](
-                         int of, std::int64_t at) { return of == rank && at == step; };
+  const std::int64_t skipped = composition.overflow_step;
+  script.overflows = [skipped, rank = static_cast<int>(composition.overflow_rank)](int of, std::int64_t at) {
+    return of == rank && at == skipped;
+  };
   const RunContext run_context = context_of(composition, context);
-  CaseEvidence evidence;
-  evidence.truth = run_script(without_overflows(script), run_context, "without the skipped step").evidence;
+  Script without = without_overflows(script);
+  ScriptedRun unskipped;
+  const bool fp8 = script.inputs.plan.numerics.fp8;
+  if (fp8) {
+    Script same = script;
+    same.overflows = {};
+    unskipped = run_script(same, run_context, "with the step");
+    without.before_step = [&unskipped, skipped, scale = without.before_step](Engine& engine, std::int64_t step) {
+      scale(engine, step);
+      const auto rank = static_cast<std::size_t>(engine.groups().rank());
+      if (step == skipped + 1) engine.fp8_scaling()->set_state(unskipped.steps[rank][static_cast<std::size_t>(skipped)].fp8);
+    };
+  }
+  ScriptedRun twin = run_script(without, run_context, "without the skipped step");
   ScriptedRun run = run_script(script, run_context, "with an overflow");
+  CaseEvidence evidence;
   evidence.properties = overflow_properties(script, run);
+  if (fp8) evidence.properties.push_back(histories_go_on(run, twin, unskipped, skipped));
+  evidence.truth = std::move(twin.evidence);
   evidence.candidate = std::move(run.evidence);
   return evidence;
 }
@@ -175,8 +214,7 @@ CaseList composition_cases(const Composition& composition, const std::string& na
   if (to_settings(plain_twin(composition)) != to_settings(composition))
     add(composition, "bits", Criterion::bitwise, beside_the_twin);
   if (plan.compression.codec != "none") add(composition, "compression", Criterion::convergence, beside_the_codec);
-  // The history of an fp8 scale has seen the skipped step.
-  if (composition.overflow_step >= 0 && !plan.numerics.fp8) add(composition, "overflow", Criterion::bitwise, with_an_overflow);
+  if (composition.overflow_step >= 0) add(composition, "overflow", Criterion::bitwise, with_an_overflow);
   add(composition, "evaluation", Criterion::convergence, beside_held_out_rows);
   return cases;
 }

@@ -148,6 +148,12 @@ std::optional<Composition> simplified(const Composition& from, const Simplificat
   return std::nullopt;
 }
 
+// Whether a tensor or a loss was off by more than rounding explains.
+bool bounds_decided(const Verdict& verdict) {
+  if (verdict.check.starts_with("property ")) return verdict.check.find("held_out_loss_error") != std::string::npos;
+  return verdict.criterion == Criterion::rounding && verdict.first_bad_tensor.has_value();
+}
+
 }  // namespace
 
 std::optional<CompositionFailure> first_failure(const Composition& composition, const std::string& name,
@@ -161,7 +167,10 @@ std::optional<CompositionFailure> first_failure(const Composition& composition, 
     CaseResult result = run_case(entry, options);
     const Verdict& verdict = result.verdict;
     const bool red = verdict.status == Status::fail || verdict.status == Status::invalid;
-    if (red && !first) first = CompositionFailure{check, verdict.check, verdict.reason};
+    if (red && !first) {
+      const std::string precision = bounds_decided(verdict) ? composition.config.plan.precision : "";
+      first = CompositionFailure{check, verdict.check, precision, verdict.reason};
+    }
     if (results != nullptr) results->push_back(std::move(result));
   }
   return first;

@@ -11,15 +11,19 @@
 
 namespace tandem {
 
-/// What is wrong with a composition: which of its checks (suites/composition_checks.h) is red, and which of the judge's findings
-/// it is (Verdict::check: "gradients", "property rows", "exception"). A smaller composition with another fault is no smaller
-/// form of this one.
+/// What is wrong with a composition: which of its checks (suites/composition_checks.h) is red, which of the judge's findings it
+/// is (Verdict::check: "gradients", "property rows", "exception"), and in which precision. A smaller composition with another
+/// fault is no smaller form of this one; and what is beyond a bound in fp32 has another cause than what is in bf16, whose bound
+/// is 2^15 times as wide.
 struct CompositionFailure {
   std::string check;
   std::string finding;
-  std::string reason;  ///< one line, of this composition alone
+  std::string precision;  ///< of a finding that bounds of rounding decide; empty where bits, counts or exceptions do
+  std::string reason;     ///< one line, of this composition alone
 
-  [[nodiscard]] bool same_as(const CompositionFailure& other) const { return check == other.check && finding == other.finding; }
+  [[nodiscard]] bool same_as(const CompositionFailure& other) const {
+    return check == other.check && finding == other.finding && precision == other.precision;
+  }
 };
 
 /// The first red check, or nothing. `only`: of all checks this one alone is run. A case that is invalid is red as well. `results`

@@ -59,7 +59,11 @@ struct CompressionRun {
 
 /// Every step, rank and tensor: what a rank's residual has lost it has sent, what was sent is what all got, but for the sum's
 /// residual. Worst error in units of the roundings that the law allows; of codes that are exact also elements that differ at all.
-[[nodiscard]] std::vector<Property> conserved_each_step(const CompressionScript& script, const CompressionRun& run);
+/// `order` is that in which a collective adds numbers (random_k): of ranks, which is repeated here, or another, where the sum is
+/// known to rounding alone.
+enum class SumOrder : std::uint8_t { ranks, other };
+[[nodiscard]] std::vector<Property> conserved_each_step(const CompressionScript& script, const CompressionRun& run,
+                                                        SumOrder order = SumOrder::ranks);
 /// Over all steps of runs that continue each other (layouts may differ): applied sums + residuals at the end = gradients, by
 /// global name, in the number of roundings.
 [[nodiscard]] Property conserved_in_total(const std::vector<const CompressionScript*>& scripts,

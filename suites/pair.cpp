@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "core/rng.h"
 #include "reference/training.h"
 #include "suites/evidence_stage.h"
 #include "suites/one_step.h"
@@ -70,12 +71,24 @@ double precision_roundoff(const Numerics& numerics) {
   return unit_roundoff(numerics.autocast() ? numerics.compute : numerics.storage);
 }
 
+// Numbers of fp32, so that a narrow reference starts from the same ones.
+reference::NamedTensors<double> initial_of(const PairInputs& inputs) {
+  auto initial = reference::initial_parameters<double>(inputs.model, inputs.initialization, inputs.seed);
+  if (inputs.neighbour == 0) return initial;
+  const double unit = 2 * std::max(precision_roundoff(inputs.plan.numerics), double{unit_roundoff(DType::f32)});
+  CounterRng signs(inputs.seed, fmt::format("neighbour {}", inputs.neighbour));
+  for (auto& [name, values] : initial) {
+    for (double& value : values) value = static_cast<float>(value * (signs.next_below(2) == 0 ? 1 - unit : 1 + unit));
+  }
+  return initial;
+}
+
 }  // namespace
 
 double candidate_roundoff(const TrainingPlan& plan) { return precision_roundoff(plan.numerics); }
 
 template <class Real>
-Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batches) {
+Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batches, ReferenceDecisions* decisions) {
   const bool as_candidate = std::is_same_v<Real, float> && inputs.plan.numerics.storage != DType::f64;
   reference::TrainingRun run = reference_run(inputs);
   run.layout = {ranks, micro_batches};
@@ -83,8 +96,9 @@ Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batch
   run.optimizer = plain_sgd(inputs);
   run.schedule = {};
   run.steps = 1;
-  const auto initial = reference::initial_parameters<Real>(inputs.model, inputs.initialization, inputs.seed);
-  const auto sgd = reference::train<Real>(run);
+  const auto initial = reference::converted<Real>(initial_of(inputs));
+  const auto sgd = reference::train<Real>(run, initial);
+  if (decisions != nullptr) *decisions = {sgd.smallest_margin, std::ranges::count(sgd.skipped, true)};
 
   Evidence evidence;
   const std::string precision = as_candidate ? inputs.plan.precision : fmt::format("fp{}", sizeof(Real) * 8);
@@ -99,7 +113,11 @@ Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batch
   run.optimizer = own_optimizer(inputs);
   run.schedule = inputs.schedule;
   run.steps = inputs.steps;
-  const auto own = reference::train<Real>(run);
+  const auto own = reference::train<Real>(run, initial);
+  if (decisions != nullptr) {
+    decisions->smallest_margin = std::min(decisions->smallest_margin, own.smallest_margin);
+    decisions->skipped_steps += std::ranges::count(own.skipped, true);
+  }
   const auto last = static_cast<int>(inputs.steps) - 1;
   evidence.stages.push_back(make_stage(inputs, "adamw_parameters", last, tensors_of(inputs.model, own.parameters)));
   evidence.stages.push_back(make_stage(inputs, kLosses, last, {{"loss", own.losses}}));
@@ -108,8 +126,8 @@ Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batch
   return evidence;
 }
 
-template Evidence reference_evidence<float>(const PairInputs&, int, int);
-template Evidence reference_evidence<double>(const PairInputs&, int, int);
+template Evidence reference_evidence<float>(const PairInputs&, int, int, ReferenceDecisions*);
+template Evidence reference_evidence<double>(const PairInputs&, int, int, ReferenceDecisions*);
 
 CaseEvidence compare_with_reference(const PairInputs& inputs, const RunContext& context, EngineRun& run) {
   CaseEvidence evidence;

@@ -31,12 +31,22 @@ struct PairInputs {
   /// Time that every operation takes beside its own, spent asleep (Engine); for what more ranks than cores do at once.
   std::function<double(const Operation&)> injected_seconds = {};
   bool watched = true;  ///< the K steps are recorded on a timeline
+  /// Of the reference alone: 0: the initial parameters of the seed; k > 0: those moved by about a rounding of the plan's
+  /// precision, p (1 +- 2 u) rounded to fp32, with signs drawn for this k.
+  std::int64_t neighbour = 0;
+};
+
+/// What a run of the reference decided. Runs that decide otherwise compute something else, not the same less exactly.
+struct ReferenceDecisions {
+  double smallest_margin = 0;      ///< of routing (reference/routing.h); infinite without experts
+  std::int64_t skipped_steps = 0;  ///< that overflowed
 };
 
 /// The reference's record, as the stages that harness/evidence.h lists. `ranks` and `micro_batches`: data parallelism simulated
-/// in lockstep. Real is float or double.
+/// in lockstep. Real is float or double. `decisions` may be null.
 template <class Real>
-[[nodiscard]] Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batches);
+[[nodiscard]] Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batches,
+                                          ReferenceDecisions* decisions = nullptr);
 
 /// What the engine did, and what was measured in its K steps.
 struct EngineRun {
