@@ -23,6 +23,7 @@
 #include "suites/pair.h"
 #include "suites/scratch_folder.h"
 #include "suites/suites.h"
+#include "suites/training_cases.h"
 
 namespace tandem {
 namespace {
@@ -346,6 +347,7 @@ Case generation_case() {
 
 void add_training_cases(CaseList& cases, const SuiteOptions& options) {
   add_golden_cases(cases, options);
+  cases.push_back(training_pair_case());
   cases.push_back(resume_case());
   cases.push_back(generation_case());
   cases.push_back(entropy_floor_case(1, true));
