@@ -63,11 +63,11 @@ def read_log(path):
     return lines
 
 
-MOST_MEMORY_BYTES = 16 << 30  # addresses: a mutant may ask for memory without end
+MOST_MEMORY_BYTES = 8 << 30  # that can be written to: a mutant may ask for memory without end
 
 
 def limit_memory():
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
 
 
 def run_cases(tests, cases, mutant, limit_of):

@@ -70,6 +70,15 @@ TEST(WeightRanges, KnowsHowFarTrainingMovesAWeight) {
   EXPECT_LT(excess->limit, 100);
 }
 
+TEST(WeightRanges, KnowNothingOfTheCourseThatWasLeft) {
+  WeightRanges ranges;
+  EXPECT_FALSE(ranges.see("w", 0.1));
+  ranges.clear();
+
+  EXPECT_FALSE(ranges.see("w", 1000)) << "the first look after going back";
+  EXPECT_TRUE(ranges.see("w", 1e6));
+}
+
 TEST(ActivationRanges, NamesTheLowestLayer) {
   ActivationRanges ranges;
   for (int sample = 0; sample < 3; ++sample) {

@@ -4,6 +4,8 @@
 
 #include <sys/stat.h>
 
+#include <fstream>
+
 #include "core/io/safetensors.h"
 #include "optimized/checkpoint/checkpoint_test_support.h"
 #include "optimized/checkpoint/manifest_format.h"
@@ -136,6 +138,25 @@ TEST_F(CheckpointDamage, ATruncatedManifest) {
   }
   write(kManifestName, text + " ");
   expect_refused("something else than 'manifest_xxh128' ends it");
+}
+
+// Longer than the blocks in which files are read: the last block is a part of one.
+TEST(CheckpointDamageOfLongFiles, IsFoundInTheirLastByteAndNoneIsWhereThereIsNone) {
+  RunConfig config = tiny_config();
+  config.model.vocabulary = 60'000;
+  const TestFolder folder;
+  save_trained(config, folder.path(), 1);
+  const fs::path shard = folder / "step-00000001/shard-00000.safetensors";
+  ASSERT_GT(fs::file_size(shard), std::uintmax_t{5} << 20);
+  EXPECT_EQ(find_damage(folder / "step-00000001", VerifyDepth::contents), std::nullopt);
+
+  std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(-1, std::ios::end);
+  const auto last = static_cast<char>(file.get() ^ 1);
+  file.seekp(-1, std::ios::end);
+  file.put(last);
+  file.close();
+  EXPECT_NE(find_damage(folder / "step-00000001", VerifyDepth::contents), std::nullopt);
 }
 
 TEST_F(CheckpointDamage, AManifestThatIsAPipeIsNotWaitedFor) {
