@@ -10,7 +10,7 @@
 
 #include "suites/benefits.h"
 #include "suites/composition_evaluation.h"
-#include "suites/composition_yardstick.h"
+#include "suites/expected_yardstick.h"
 #include "suites/compression_run.h"
 #include "suites/expert_ledger.h"
 #include "suites/overflow_script.h"

@@ -10,7 +10,7 @@
 #include "suites/composition_checks.h"
 #include "suites/composition_draw.h"
 #include "suites/composition_minimise.h"
-#include "suites/composition_yardstick.h"
+#include "suites/expected_yardstick.h"
 
 namespace tandem {
 namespace {

@@ -8,8 +8,10 @@
 #include <fmt/format.h>
 
 #include "core/rng.h"
+#include "harness/equivalence.h"
 #include "reference/training.h"
 #include "suites/evidence_stage.h"
+#include "suites/expected_yardstick.h"
 #include "suites/one_step.h"
 #include "suites/trace.h"
 
@@ -129,6 +131,20 @@ Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batch
 template Evidence reference_evidence<float>(const PairInputs&, int, int, ReferenceDecisions*);
 template Evidence reference_evidence<double>(const PairInputs&, int, int, ReferenceDecisions*);
 
+namespace {
+
+// So far beyond its bound a tensor is wrong, whatever chance had to do with the bound.
+constexpr double kNoChance = 10;
+
+double worst_over_bound(const CaseEvidence& evidence) {
+  double worst = 0;
+  for (const TensorVerdict& tensor : judge(Criterion::rounding, evidence, {}).tensors)
+    worst = std::max(worst, error_over_bound(tensor));
+  return worst;
+}
+
+}  // namespace
+
 CaseEvidence compare_with_reference(const PairInputs& inputs, const RunContext& context, EngineRun& run) {
   CaseEvidence evidence;
   evidence.truth = reference_evidence<double>(inputs, 1, 1);
@@ -136,6 +152,9 @@ CaseEvidence compare_with_reference(const PairInputs& inputs, const RunContext& 
   run = engine_run(inputs, context);
   evidence.candidate = run.evidence;
   if (inputs.steps > 0) evidence.measured = run.measured;
+  if (inputs.plan.numerics.storage == DType::f64) return evidence;
+  const double worst = worst_over_bound(evidence);
+  if (worst > 1 && worst < kNoChance) evidence.yardstick = expected_yardstick(inputs, *evidence.truth);
   return evidence;
 }
 

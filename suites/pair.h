@@ -67,7 +67,8 @@ struct EngineRun {
 [[nodiscard]] EngineRun engine_run(const PairInputs& inputs, const RunContext& context, const std::string& side_suffix = "");
 
 /// truth: one rank of the double reference; yardstick: the lockstep reference in fp32 with the plan's data ranks and
-/// micro-batches; candidate: engine.
+/// micro-batches, or where a tensor is beyond its bound by less than ten times, the error to expect of it (expected_yardstick());
+/// candidate: engine.
 [[nodiscard]] CaseEvidence compare_with_reference(const PairInputs& inputs, const RunContext& context);
 /// The same, and the engine's run beside it.
 [[nodiscard]] CaseEvidence compare_with_reference(const PairInputs& inputs, const RunContext& context, EngineRun& run);

@@ -229,14 +229,12 @@ fs::path AnomalyGuard::State::bundle_of(const AnomalyIncident& incident) {
 void AnomalyGuard::State::confirm() {
   if (options_.folder.empty()) return;
   bool changed = false;
-  for (auto& [step, steps] : unconfirmed_) {
+  for (const auto& [step, steps] : unconfirmed_) {
     if (steps < config_.confirm_steps) continue;
+    // In this order: what is renamed in between is seen all the same. Where writing has not begun the next step asks again.
     const bool here =
-        leads() && (is_there(options_.folder / step_folder_name(step)) || is_there(unfinished_folder(options_.folder, step)));
-    if (all_gather_u64(world_, here ? 1 : 0).front() == 0) {
-      steps = 0;
-      continue;
-    }
+        leads() && (is_there(unfinished_folder(options_.folder, step)) || is_there(options_.folder / step_folder_name(step)));
+    if (all_gather_u64(world_, here ? 1 : 0).front() == 0) continue;
     ledger_.healthy_steps.insert(step);
     changed = true;
   }

@@ -89,14 +89,28 @@ void FailureDetector::note_progress(Rank& rank, const Heartbeat& beat, std::int6
   if (rank.is_heard && beat.progress == last.progress && beat.step == last.step && beat.phase == last.phase) return;
   const bool was_training = rank.is_heard && last.phase == RunPhase::train;
   // Work is counted when a step ends: a beat that shows some comes after the first one, however few beats there were.
-  if ((was_training && beat.step > last.step) || beat.busy_ns > 0) has_pace_ = true;
+  if ((was_training && beat.step > last.step) || beat.busy_ns > 0) end_first_step(listened_ns);
   // From the first to the last beat that showed the same: surely a gap, where the time until the next beat may not be one.
   if (was_training && !rank.gap_is_fault) {
     longest_gap_seconds_ = std::max(longest_gap_seconds_, seconds(rank.heard_listened_ns - rank.done_listened_ns));
   }
-  rank.gap_is_fault = false;
+  rank.gap_is_fault = rank.gap_outlasts_first_step = false;
   rank.done_ns = now_ns;
   rank.done_listened_ns = listened_ns;
+}
+
+// One rank's beat tells of it; that of another, which shows the same, may still be on its way.
+void FailureDetector::end_first_step(std::int64_t listened_ns) {
+  if (has_pace_) return;
+  has_pace_ = true;
+  const double limit = stall_limit_seconds(RunPhase::train);
+  for (Rank& rank : ranks_) rank.gap_outlasts_first_step = seconds(listened_ns - rank.done_listened_ns) > limit;
+}
+
+double FailureDetector::stall_limit_of(const Rank& rank) const {
+  const double limit = stall_limit_seconds(rank.last.phase);
+  const bool is_first = rank.gap_outlasts_first_step && rank.last.phase == RunPhase::train;
+  return is_first ? std::max(limit, stall_limit_seconds(RunPhase::start)) : limit;
 }
 
 double FailureDetector::stall_limit_seconds(RunPhase phase) const {
@@ -124,7 +138,7 @@ bool FailureDetector::is_dead(const Rank& rank) const {
 bool FailureDetector::is_stalled(const Rank& rank) const {
   const bool is_fresh = seconds(listened_ns_ - rank.heard_listened_ns) < 1.5 * options_.beat_seconds;
   if (!rank.is_heard || (!is_fresh && rank.told != RankState::hung)) return false;
-  return seconds(listened_ns_ - rank.done_listened_ns) > stall_limit_seconds(rank.last.phase);
+  return seconds(listened_ns_ - rank.done_listened_ns) > stall_limit_of(rank);
 }
 
 // Nobody is left that the others could be waiting for: all that have not finished wait, for longer than they may.
@@ -145,7 +159,7 @@ RankEvent FailureDetector::event(int index, RankState now, std::int64_t now_ns) 
   } else if (now == RankState::hung) {
     event.detected_after_seconds = seconds(now_ns - rank.done_ns);
     event.value = seconds(listened_ns_ - rank.done_listened_ns);
-    event.limit = stall_limit_seconds(rank.last.phase);
+    event.limit = stall_limit_of(rank);
   } else if (now == RankState::slow) {
     event.detected_after_seconds = seconds(now_ns - rank.slow_since_ns);
     event.value = rank.slowness;

@@ -96,6 +96,7 @@ class FailureDetector {
     std::int64_t heard_ns = 0, heard_listened_ns = 0;
     std::int64_t done_ns = 0, done_listened_ns = 0;  ///< first beat that showed the latest progress
     bool gap_is_fault = false;                       ///< since then some rank was dead or hung: says nothing about the pace
+    bool gap_outlasts_first_step = false;            ///< it was beyond the usual limit when the run's first step ended
     RankState told = RankState::alive;
     std::array<bool, 4> was_told{};  ///< by state
     std::deque<Work> works;
@@ -110,6 +111,8 @@ class FailureDetector {
   };
 
   [[nodiscard]] std::int64_t listened_at(std::int64_t now_ns) const;
+  [[nodiscard]] double stall_limit_of(const Rank& rank) const;
+  void end_first_step(std::int64_t listened_ns);
   void note_progress(Rank& rank, const Heartbeat& beat, std::int64_t now_ns, std::int64_t listened_ns);
   void note_work(Rank& rank, const Heartbeat& beat, std::int64_t now_ns) const;
   void judge_work();

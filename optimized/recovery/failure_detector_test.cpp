@@ -291,6 +291,41 @@ TEST(FailureDetector, TheFirstStepOfEachAttemptMayTakeAsLongAsStarting) {
   EXPECT_EQ(fleet.told(), "1 hung, 0 hung");
 }
 
+TEST(FailureDetector, WhoseBeatTellsOfALongFirstStepLastIsNotHung) {
+  DetectorOptions options;
+  options.ranks = 2;
+  options.patience = 0;
+  FailureDetector detector(options);
+  std::array<Heartbeat, 2> beats;
+  const auto hear = [&](int rank, double seconds) {
+    Heartbeat& beat = beats[static_cast<std::size_t>(rank)];
+    beat.rank = rank;
+    beat.phase = RunPhase::train;
+    ++beat.sequence;
+    detector.hear(beat, static_cast<std::int64_t>(seconds * 1e9));
+  };
+  std::string told;
+  const auto check = [&](double seconds) {
+    for (const RankEvent& event : detector.check(static_cast<std::int64_t>(seconds * 1e9))) told += event.describe() + "\n";
+  };
+  for (int second = 1; second <= 40; ++second) {
+    hear(0, second);
+    hear(1, second + 0.5);
+    check(second + 0.75);
+  }
+  beats[0].step = beats[1].step = 1;
+  hear(0, 41);
+  check(41.25);
+  EXPECT_EQ(told, "") << "rank 1 is heard a quarter of a second later";
+  hear(1, 41.5);
+  for (int second = 42; second <= 60; ++second) {
+    hear(0, second);
+    hear(1, second + 0.5);
+    check(second + 0.75);
+  }
+  EXPECT_NE(told.find("rank 1 hangs in train"), std::string::npos) << "the usual limit holds from then on: " << told;
+}
+
 TEST(FailureDetector, WorkThatIsCountedEndsTheFirstStepHoweverFewBeatsSawIt) {
   Fleet fleet(2);
   fleet.warm_up();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "suites/composition_yardstick.h"
+#include "suites/expected_yardstick.h"
 
 #include <cmath>
 
