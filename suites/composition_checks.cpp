@@ -10,8 +10,8 @@
 
 #include "suites/benefits.h"
 #include "suites/composition_evaluation.h"
-#include "suites/expected_yardstick.h"
 #include "suites/compression_run.h"
+#include "suites/expected_yardstick.h"
 #include "suites/expert_ledger.h"
 #include "suites/overflow_script.h"
 

@@ -228,7 +228,14 @@ void prune_checkpoints(const fs::path& folder, std::int64_t keep, FileOperations
       doomed.push_back(entry.folder);
     }
   }
-  for (const fs::path& old : doomed) files.remove(old);
+  // Renamed first: half of one that is removed, should the program end there, is no damaged checkpoint. The next one that is
+  // published takes away what is left of it.
+  for (const fs::path& old : doomed) {
+    const fs::path aside = old.string() + ".replaced";
+    files.remove(aside);
+    files.rename(old, aside);
+    files.remove(aside);
+  }
   if (!doomed.empty()) files.sync_folder(folder);
 }
 
