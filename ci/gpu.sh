@@ -80,7 +80,10 @@ tested() {
   log=$(mktemp)
   TANDEM_TEST_BACKEND=$backend limited "$1" "$2" --gtest_brief=1 --gtest_filter="$3" >"$log" 2>&1 || status=$?
   cat "$log"
-  if grep -q 'no CUDA device' "$log"; then fail "tests were skipped: the program finds no device"; fi
+  if grep -q 'no CUDA device' "$log"; then
+    echo "tests were skipped: the program finds no device"
+    status=1
+  fi
   rm -f "$log"
   return "$status"
 }
