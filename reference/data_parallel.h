@@ -17,6 +17,7 @@ namespace tandem::reference {
 struct DataParallelLayout {
   int ranks = 1;
   int micro_batches = 1;  ///< of each rank, accumulated one after the other
+  friend bool operator==(const DataParallelLayout&, const DataParallelLayout&) = default;
 };
 
 /// What a rank holds at the end of its backward passes.

@@ -8,6 +8,7 @@
 #include "core/dtype.h"
 #include "optimized/checkpoint/catalogue.h"
 #include "suites/anomaly_cases.h"
+#include "suites/kept_training.h"
 #include "suites/one_step.h"
 
 namespace tandem {
@@ -83,8 +84,8 @@ Case reference_case() {
     inputs.initialization = script.config.initialization;
     inputs.data = script.data;
     const reference::TrainingRun told = reference::without_batches(reference_run(inputs), {kBad});
-    const std::vector<double> truth = reference::train<double>(told).losses;
-    const std::vector<double> yardstick = reference::train<float>(told).losses;
+    const std::vector<double> truth = kept_training<double>(told)->losses;
+    const std::vector<double> yardstick = kept_training<float>(told)->losses;
     std::vector<double> found;
     for (const StepResult& step : report.steps) found.push_back(step.loss);
     const double own = relative_difference(yardstick, truth);

@@ -17,6 +17,7 @@
 #include "core/io/hash.h"
 #include "core/io/json_field.h"
 #include "optimized/context_parallel/zigzag.h"
+#include "suites/kept_training.h"
 #include "suites/one_step.h"
 
 namespace tandem {
@@ -294,7 +295,7 @@ std::optional<std::string> undecidable(const Composition& composition) {
   if (inputs.model.experts < 2) return std::nullopt;
   reference::TrainingRun run = reference_run(inputs);
   run.steps = std::max<std::int64_t>(1, inputs.steps);
-  const double margin = reference::train<double>(run).smallest_margin;
+  const double margin = kept_training<double>(run)->smallest_margin;
   if (margin >= decided_margin(inputs.plan)) return std::nullopt;
   return fmt::format("a choice of an expert is {:.1e} from a tie", margin);
 }

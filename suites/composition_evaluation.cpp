@@ -11,6 +11,7 @@
 #include "optimized/comm/world.h"
 #include "optimized/engine/engine.h"
 #include "optimized/machine.h"
+#include "suites/kept_training.h"
 #include "suites/machine_of.h"
 #include "suites/one_step.h"
 
@@ -30,12 +31,12 @@ double reference_loss(PairInputs inputs, int which, bool as_candidate) {
   reference::TrainingRun run = reference_run(inputs);
   run.steps = 1;
   run.batch = [&](std::int64_t) { return held_out(inputs, which); };
-  if (!as_candidate || inputs.plan.numerics.storage == DType::f64) return reference::train<double>(run).losses.front();
+  if (!as_candidate || inputs.plan.numerics.storage == DType::f64) return kept_training<double>(run)->losses.front();
   run.numerics = inputs.plan.numerics;
   run.loss_scale.mode = "none";
   run.fp8 = inputs.plan.fp8;
   run.materialized_attention = inputs.plan.attention == "materialized";
-  return reference::train<float>(run).losses.front();
+  return kept_training<float>(run)->losses.front();
 }
 
 // [ranks][evaluations]

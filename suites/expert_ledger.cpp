@@ -5,12 +5,14 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "suites/kept_training.h"
 #include "suites/one_step.h"
 
 namespace tandem {
 
 std::vector<Property> expert_ledger(const PairInputs& inputs, const EngineRun& run) {
-  const auto truth = reference::train<double>(reference_run(inputs));
+  const auto truth_record = kept_training<double>(reference_run(inputs));
+  const reference::TrainingRecord<double>& truth = *truth_record;
   const std::int64_t assignments =
       inputs.plan.batch.rows * inputs.data->sequence() * inputs.model.expert_choices * inputs.model.layers;
   std::int64_t unaccounted = 0;

@@ -8,6 +8,7 @@
 #include "reference/optimizer.h"
 #include "reference/training.h"
 #include "suites/evidence_stage.h"
+#include "suites/kept_training.h"
 #include "suites/loss_scaling_cases.h"
 #include "suites/loss_scaling_run.h"
 #include "suites/one_step.h"
@@ -243,7 +244,7 @@ Evidence truth_of_updates(const PairInputs& inputs, const std::vector<bool>& ski
   run.batch = [&](std::int64_t step) {
     return inputs.data->training_batch(kept[static_cast<std::size_t>(step)], inputs.plan.batch.rows);
   };
-  return reference_side(inputs, reference::train<double>(run), "reference fp64 without the skipped steps", 0x1p-53);
+  return reference_side(inputs, *kept_training<double>(run), "reference fp64 without the skipped steps", 0x1p-53);
 }
 
 // A scale of 2^26 takes gradients beyond fp16 on its own: nothing is planted, and the reference overflows as well. Without
@@ -262,7 +263,8 @@ Case natural_overflow_case() {
     same.layout = {variant.degrees.data, variant.micro_batches};
     same.numerics = script.inputs.plan.numerics;
     same.loss_scale = script.inputs.plan.loss_scale;
-    const auto record = reference::train<float>(same);
+    const auto kept = kept_training<float>(same);
+    const reference::TrainingRecord<float>& record = *kept;
     ScriptedRun run = run_script(script, context, "too large a scale");
     const auto at = [](const RankStep& s) { return static_cast<std::size_t>(s.step); };
     const auto differs = [&](const RankStep& s) {

@@ -9,6 +9,7 @@
 #include "reference/loss_scaling.h"
 #include "reference/mixed_precision.h"
 #include "reference/training.h"
+#include "suites/kept_training.h"
 #include "suites/loss_scaling_cases.h"
 #include "suites/loss_scaling_run.h"
 #include "suites/one_step.h"
@@ -111,7 +112,8 @@ Outcome reference_outcome(const Script& script) {
   for (auto& [name, values] : initial) {
     for (float& value : values) value *= static_cast<float>(growth_of(name));
   }
-  const auto record = reference::train<float>(run, initial);
+  const auto kept = kept_training<float>(run, initial);
+  const reference::TrainingRecord<float>& record = *kept;
   return {mean_of_last(record.losses), static_cast<double>(run.steps - record.updates.back())};
 }
 

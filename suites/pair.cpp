@@ -12,6 +12,7 @@
 #include "reference/training.h"
 #include "suites/evidence_stage.h"
 #include "suites/expected_yardstick.h"
+#include "suites/kept_training.h"
 #include "suites/one_step.h"
 #include "suites/trace.h"
 
@@ -99,7 +100,8 @@ Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batch
   run.schedule = {};
   run.steps = 1;
   const auto initial = reference::converted<Real>(initial_of(inputs));
-  const auto sgd = reference::train<Real>(run, initial);
+  const auto sgd_record = kept_training<Real>(run, initial);
+  const reference::TrainingRecord<Real>& sgd = *sgd_record;
   if (decisions != nullptr) *decisions = {sgd.smallest_margin, std::ranges::count(sgd.skipped, true)};
 
   Evidence evidence;
@@ -115,7 +117,8 @@ Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batch
   run.optimizer = own_optimizer(inputs);
   run.schedule = inputs.schedule;
   run.steps = inputs.steps;
-  const auto own = reference::train<Real>(run, initial);
+  const auto own_record = kept_training<Real>(run, initial);
+  const reference::TrainingRecord<Real>& own = *own_record;
   if (decisions != nullptr) {
     decisions->smallest_margin = std::min(decisions->smallest_margin, own.smallest_margin);
     decisions->skipped_steps += std::ranges::count(own.skipped, true);

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "suites/benefits.h"
+#include "suites/kept_training.h"
 #include "suites/one_step.h"
 #include "suites/repeated_rows.h"
 
@@ -24,7 +25,7 @@ constexpr std::uint64_t kSeedsTried = 100;
 double smallest_margin(const PairInputs& inputs) {
   reference::TrainingRun run = reference_run(inputs);
   run.steps = std::max<std::int64_t>(1, inputs.steps);
-  return reference::train<double>(run).smallest_margin;
+  return kept_training<double>(run)->smallest_margin;
 }
 
 void choose_seed(PairInputs& inputs) {
@@ -166,7 +167,7 @@ Property lockstep_agrees(const PairInputs& inputs, const LockstepGradients& lock
   const Batch batch = inputs.data->training_batch(0, inputs.plan.batch.rows);
   reference::TrainingRun run = reference_run(inputs);
   run.steps = 1;
-  const auto truth = reference::train<double>(run).gradients_step0;
+  const auto truth = kept_training<double>(run)->gradients_step0;
   const auto found = lockstep(inputs, batch);
   double worst = 0;
   std::string worst_name;

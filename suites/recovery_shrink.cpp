@@ -15,6 +15,7 @@
 #include "optimized/recovery/shrink.h"
 #include "reference/checkpoint.h"
 #include "reference/recovery.h"
+#include "suites/kept_training.h"
 #include "suites/one_step.h"
 #include "suites/recovery_cases.h"
 #include "suites/scratch_folder.h"
@@ -136,7 +137,8 @@ Case run_case_of(const std::string& name, const ParallelVariant& variant, const 
     script.faults = faults;
     const RecoveryRun run = run_supervised(script, context, scratch.path() / "run");
     const RecoveryRun undisturbed = run_undisturbed(script, context, scratch.path() / "undisturbed");
-    const auto truth = reference::train<double>(reference_run(script.inputs));
+    const auto truth_record = kept_training<double>(reference_run(script.inputs));
+    const reference::TrainingRecord<double>& truth = *truth_record;
     const double floor = std::ldexp(1.0, -24) * std::sqrt(static_cast<double>(script.inputs.model.mlp_hidden));
     CaseEvidence evidence;
     std::vector<Property>& properties = evidence.properties;

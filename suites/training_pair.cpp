@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "optimized/training/trainer.h"
+#include "suites/kept_training.h"
 #include "suites/one_step.h"
 #include "suites/parallel_cases.h"
 #include "suites/training_cases.h"
@@ -45,7 +46,8 @@ Case training_pair_case() {
   result.execute = [variant](const RunContext& context) {
     PairInputs inputs = inputs_of(variant, context);
     inputs.steps = kSteps;
-    const reference::TrainingRecord truth = reference::train<double>(reference_run(inputs));
+    const auto truth_record = kept_training<double>(reference_run(inputs));
+    const reference::TrainingRecord<double>& truth = *truth_record;
     const TrainReport report = train(options_of(inputs, context));
     CaseEvidence evidence;
     for (std::size_t i = 0; i < kSteps; ++i) {
