@@ -279,13 +279,6 @@ RunContext context_of(const Composition& composition, const RunContext& context)
   return result;
 }
 
-// In fp32, in which double's reference for rounding runs as well, they are right to about 1e-6 after a few steps; from 16-bit
-// activations to a rounding or so of a logit of size 1, of which a quarter reaches the probability.
-double decided_margin(const TrainingPlan& plan) {
-  const double roundoff = candidate_roundoff(plan);
-  return roundoff < 0x1p-20 ? 2e-5 : 4 * roundoff;
-}
-
 std::optional<std::string> undecidable(const Composition& composition) {
   const PairInputs inputs = inputs_of(composition);
   if (auto reason = same_inputs(inputs)) return reason;

@@ -59,7 +59,4 @@ inline constexpr std::int64_t kMostComposedSteps = 8;
 /// reference where there are experts.
 [[nodiscard]] std::optional<std::string> undecidable(const Composition& composition);
 
-/// Probabilities of experts nearer to each other than this may change places in the plan's precision.
-[[nodiscard]] double decided_margin(const TrainingPlan& plan);
-
 }  // namespace tandem

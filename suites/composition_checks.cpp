@@ -9,10 +9,10 @@
 #include <fmt/format.h>
 
 #include "suites/benefits.h"
-#include "suites/composition_evaluation.h"
 #include "suites/compression_run.h"
 #include "suites/expected_yardstick.h"
 #include "suites/expert_ledger.h"
+#include "suites/held_out.h"
 #include "suites/overflow_script.h"
 
 namespace tandem {
@@ -215,7 +215,9 @@ CaseList composition_cases(const Composition& composition, const std::string& na
     add(composition, "bits", Criterion::bitwise, beside_the_twin);
   if (plan.compression.codec != "none") add(composition, "compression", Criterion::convergence, beside_the_codec);
   if (composition.overflow_step >= 0) add(composition, "overflow", Criterion::bitwise, with_an_overflow);
-  add(composition, "evaluation", Criterion::convergence, beside_held_out_rows);
+  add(composition, "evaluation", Criterion::convergence, [](const Composition& of, const RunContext& context) {
+    return beside_held_out_rows(inputs_of(of), context_of(of, context));
+  });
   return cases;
 }
 

@@ -3,8 +3,6 @@
 
 #include <cmath>
 
-#include "suites/composition.h"
-
 namespace tandem {
 namespace {
 

@@ -90,6 +90,25 @@ reference::NamedTensors<double> initial_of(const PairInputs& inputs) {
 
 double candidate_roundoff(const TrainingPlan& plan) { return precision_roundoff(plan.numerics); }
 
+// In fp32, in which double's reference for rounding runs as well, they are right to about 1e-6 after a few steps; from 16-bit
+// activations to a rounding or so of a logit of size 1, of which a quarter reaches the probability.
+double decided_margin(const TrainingPlan& plan) {
+  const double roundoff = candidate_roundoff(plan);
+  return roundoff < 0x1p-20 ? 2e-5 : 4 * roundoff;
+}
+
+RunConfig run_config_of(const PairInputs& inputs) {
+  RunConfig config;
+  config.model = inputs.model;
+  config.plan = inputs.plan;
+  config.optimizer = inputs.optimizer;
+  config.schedule = inputs.schedule;
+  config.steps = inputs.steps;
+  config.seed = inputs.seed;
+  config.initialization = inputs.initialization;
+  return config;
+}
+
 template <class Real>
 Evidence reference_evidence(const PairInputs& inputs, int ranks, int micro_batches, ReferenceDecisions* decisions) {
   const bool as_candidate = std::is_same_v<Real, float> && inputs.plan.numerics.storage != DType::f64;

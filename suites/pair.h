@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/batch_source.h"
+#include "core/config.h"
 #include "core/optimizer_config.h"
 #include "core/plan.h"
 #include "harness/case.h"
@@ -79,6 +80,12 @@ struct EngineRun {
 
 /// Unit roundoff of what a plan computes in: of its storage, or of the narrower operands of its products.
 [[nodiscard]] double candidate_roundoff(const TrainingPlan& plan);
+/// Probabilities of experts nearer to each other than this may change places in the plan's precision.
+[[nodiscard]] double decided_margin(const TrainingPlan& plan);
+
+/// The training run of `inputs`: their model, plan, optimizer, schedule, steps, seed and initial parameters; the rest at its
+/// default.
+[[nodiscard]] RunConfig run_config_of(const PairInputs& inputs);
 
 /// "data 2 tensor 2 sequence-parallel zb-v x 2": the axes that a plan uses.
 [[nodiscard]] std::string describe_layout(const TrainingPlan& plan);

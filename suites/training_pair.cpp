@@ -17,13 +17,7 @@ constexpr std::int64_t kSteps = 4;
 
 TrainOptions options_of(const PairInputs& inputs, const RunContext& context) {
   TrainOptions options;
-  options.config.model = inputs.model;
-  options.config.plan = inputs.plan;
-  options.config.optimizer = inputs.optimizer;
-  options.config.schedule = inputs.schedule;
-  options.config.steps = kSteps;
-  options.config.seed = inputs.seed;
-  options.config.initialization = inputs.initialization;
+  options.config = run_config_of(inputs);
   options.config.evaluate_every_steps = 0;
   options.data = inputs.data.get();
   options.poison = true;

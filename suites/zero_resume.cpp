@@ -16,15 +16,8 @@ constexpr std::int64_t kSavedAfter = 3;
 constexpr std::int64_t kSteps = 6;
 
 RunConfig config_of(const ParallelVariant& variant, const RunContext& context) {
-  const PairInputs inputs = inputs_of(variant, context);
-  RunConfig config;
-  config.model = inputs.model;
-  config.plan = inputs.plan;
-  config.optimizer = inputs.optimizer;
-  config.schedule = inputs.schedule;
+  RunConfig config = run_config_of(inputs_of(variant, context));
   config.steps = kSteps;
-  config.seed = inputs.seed;
-  config.initialization = inputs.initialization;
   config.evaluate_every_steps = 1;
   config.evaluate_batches = 2;
   return config;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "suites/composition_evaluation.h"
+#include "suites/held_out.h"
 
 #include <algorithm>
 #include <array>
@@ -61,10 +61,6 @@ Losses engine_losses(const PairInputs& inputs, const RunContext& context) {
 }
 
 }  // namespace
-
-CaseEvidence beside_held_out_rows(const Composition& composition, const RunContext& context) {
-  return beside_held_out_rows(inputs_of(composition), context_of(composition, context));
-}
 
 CaseEvidence beside_held_out_rows(const PairInputs& inputs, const RunContext& context) {
   const Losses losses = engine_losses(inputs, context);
