@@ -113,8 +113,8 @@ std::optional<std::int64_t> AnomalyGuard::State::find_target() const {
   if (options_.folder.empty()) return std::nullopt;
   const std::vector<std::int64_t> newest_first(ledger_.healthy_steps.rbegin(), ledger_.healthy_steps.rend());
   for (const std::int64_t step : newest_first) {
+    if (!is_written_or_being_written(options_.folder, step)) continue;
     const fs::path folder = options_.folder / step_folder_name(step);
-    if (!is_there(folder) && !is_there(unfinished_folder(options_.folder, step))) continue;
     if (!is_there(folder) || verifies(folder)) return step;
   }
   return options_.first_step;
@@ -231,9 +231,8 @@ void AnomalyGuard::State::confirm() {
   bool changed = false;
   for (const auto& [step, steps] : unconfirmed_) {
     if (steps < config_.confirm_steps) continue;
-    // In this order: what is renamed in between is seen all the same. Where writing has not begun the next step asks again.
-    const bool here =
-        leads() && (is_there(unfinished_folder(options_.folder, step)) || is_there(options_.folder / step_folder_name(step)));
+    // Where writing has not begun the next step asks again.
+    const bool here = leads() && is_written_or_being_written(options_.folder, step);
     if (all_gather_u64(world_, here ? 1 : 0).front() == 0) continue;
     ledger_.healthy_steps.insert(step);
     changed = true;

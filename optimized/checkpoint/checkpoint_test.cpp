@@ -283,6 +283,31 @@ TEST(Checkpointer, TriesTheLastUploadOnceMoreAndElseSaysWhatToDo) {
   }
 }
 
+TEST(Checkpointer, AnUploadThatFailedIsForgottenWhenItsStepIsSavedAgain) {
+  const TestFolder folder;
+  const RunConfig config = tiny_config();
+  const auto store = std::make_shared<ScriptedStore>(std::make_shared<FolderStore>(folder / "store"), StoreScript{});
+  store->set_script({.down = {0, 1}});
+  with_engines(config, [&](Engine& engine) {
+    Checkpointer checkpointer({.folder = folder / "run", .store = store}, engine);
+    const auto save = [&] {
+      checkpointer.save({config, 1, "synthetic", ""});
+      while (checkpointer.busy()) checkpointer.poll();
+    };
+    save();
+    EXPECT_FALSE(checkpointer.last_is_safe());
+    save();  // after a rollback
+    EXPECT_TRUE(checkpointer.last_is_safe());
+    store->set_script({.down = {0, StoreScript::kForEver}});
+
+    checkpointer.finish();
+
+    EXPECT_TRUE(checkpointer.last_is_safe());
+    EXPECT_EQ(checkpointer.problems().size(), 1U);
+    EXPECT_EQ(store->counts().operations, 0);
+  });
+}
+
 TEST(Publish, RefusesWhereAFileOfARankIsNotThereOrTooShort) {
   const TestFolder folder;
   save_trained(tiny_config({.data = 2}), folder.path());

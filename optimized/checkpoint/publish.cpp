@@ -88,6 +88,15 @@ fs::path make_unfinished_folder(FileOperations& files, const fs::path& folder, s
   return unfinished;
 }
 
+bool is_written_or_being_written(const fs::path& folder, std::int64_t step, const std::function<bool(const fs::path&)>& exists) {
+  const auto is_there = [&](const fs::path& path) {
+    std::error_code error;
+    return exists ? exists(path) : fs::exists(path, error);
+  };
+  // In this order: what is renamed in between is seen all the same.
+  return is_there(unfinished_folder(folder, step)) || is_there(folder / step_folder_name(step));
+}
+
 std::string shard_name(int rank) { return fmt::format("shard-{:05}.safetensors", rank); }
 std::string residuals_name(int rank) { return fmt::format("residuals-{:05}.safetensors", rank); }
 

@@ -29,6 +29,11 @@ std::filesystem::path make_unfinished_folder(FileOperations& files, const std::f
                                                const std::vector<std::vector<CheckpointFile>>& files_by_rank,
                                                const PitfallSet& pitfalls = {});
 
+/// Whether a checkpoint of that step is being written in `folder`, or is complete; one that gets its name meanwhile is not
+/// missed. `exists`: a look at a name; empty: at the file system.
+[[nodiscard]] bool is_written_or_being_written(const std::filesystem::path& folder, std::int64_t step,
+                                               const std::function<bool(const std::filesystem::path&)>& exists = {});
+
 struct PublishOptions {
   std::filesystem::path folder;
   std::int64_t keep = 0;                ///< newest checkpoints that stay; 0: all

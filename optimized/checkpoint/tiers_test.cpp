@@ -9,6 +9,7 @@
 
 #include "core/io/hash.h"
 #include "core/io/safetensors.h"
+#include "core/io/test_files.h"
 #include "core/io/test_folder.h"
 #include "optimized/checkpoint/catalogue.h"
 #include "optimized/storage/folder_store.h"
@@ -52,19 +53,10 @@ void overwrite(const fs::path& file, std::string_view text) {
 }
 
 // The system's, but nothing is made durable: these tests end no machine, and a flush takes longer than all else.
-class HastyFiles final : public FileOperations {
+class HastyFiles final : public TestFiles {
  public:
-  int create(const fs::path& file) override { return system_files().create(file); }
-  void write(int descriptor, const fs::path& file, std::span<const std::byte> bytes) override {
-    system_files().write(descriptor, file, bytes);
-  }
   void sync(int, const fs::path&) override {}
-  void close(int descriptor, const fs::path& file) override { system_files().close(descriptor, file); }
-  void rename(const fs::path& from, const fs::path& to) override { system_files().rename(from, to); }
-  bool exchange(const fs::path& one, const fs::path& other) override { return system_files().exchange(one, other); }
   void sync_folder(const fs::path&) override {}
-  void make_folder(const fs::path& folder) override { system_files().make_folder(folder); }
-  void remove(const fs::path& path) override { system_files().remove(path); }
 };
 
 class TiersTest : public ::testing::Test {
