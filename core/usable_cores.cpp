@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <fstream>
 #include <limits>
 #include <string>
@@ -20,10 +21,8 @@ namespace fs = std::filesystem;
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 int cores_by_affinity() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const auto cores = static_cast<int>(available_cores().size());
+  return cores > 0 ? cores : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
 }
 
 // Version 2: "max 100000", or microseconds of CPU time in each period of so many.
@@ -73,6 +72,17 @@ double cores_by_quota(const fs::path& root) {
 }
 
 }  // namespace
+
+std::vector<int> available_cores() {
+  std::vector<int> cores;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(static_cast<std::size_t>(core), &set)) cores.push_back(core);
+  }
+  return cores;
+}
 
 int usable_cores(const fs::path& root) {
   const int cores = cores_by_affinity();

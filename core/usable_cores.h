@@ -2,8 +2,12 @@
 #pragma once
 
 #include <filesystem>
+#include <vector>
 
 namespace tandem {
+
+/// The cores that the calling thread may run on; empty where the system does not tell.
+[[nodiscard]] std::vector<int> available_cores();
 
 /// Cores that this process may keep busy at the same time: those that it may run on, and no more than the CPU time that its
 /// control groups (of either version, or of a container) leave it, rounded down; at least 1. `root` is another place of /proc and

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/usable_cores.h"
 
+#include <sched.h>
+
+#include <thread>
+
 #include <gtest/gtest.h>
 
 #include "core/io/test_folder.h"
@@ -27,6 +31,22 @@ TEST_F(UsableCores, AreThoseOfTheProcessWhereNothingLimitsThem) {
   EXPECT_EQ(found(), all_);
   write("sys/fs/cgroup/user/session/cpu.max", "6400000 100000\n");
   EXPECT_EQ(found(), std::min(all_, 64));
+}
+
+TEST_F(UsableCores, OfAThreadThatIsBoundAreThoseThatItIsBoundTo) {
+  const std::vector<int> cores = available_cores();
+  ASSERT_FALSE(cores.empty());
+  std::thread([&] {
+    for (int core = 0; core <= cores.back(); ++core) {
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(static_cast<std::size_t>(core), &one);
+      if (sched_setaffinity(0, sizeof one, &one) != 0) continue;  // it is not this process's
+      EXPECT_EQ(available_cores(), std::vector<int>{core});
+      EXPECT_EQ(found(), 1);
+    }
+  }).join();
+  EXPECT_EQ(available_cores(), cores);
 }
 
 TEST_F(UsableCores, AreNoMoreThanTheQuotaOfTheGroupOrOfOneThatItIsIn) {

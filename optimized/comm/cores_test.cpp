@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "core/usable_cores.h"
 #include "optimized/comm/world.h"
 
 namespace tandem {

@@ -17,6 +17,7 @@
 
 #include <fmt/format.h>
 
+#include "core/usable_cores.h"
 #include "optimized/comm/messages/message_group.h"
 #include "optimized/comm/messages/threads_wire.h"
 #include "optimized/comm/rank_body.h"

@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "optimized/comm/threads/cores.h"
+#include "core/usable_cores.h"
 #include "optimized/monitoring/nvml.h"
 #include "optimized/probe/probe.h"
 

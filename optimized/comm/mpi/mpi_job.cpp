@@ -14,7 +14,6 @@
 #include "core/usable_cores.h"
 #include "optimized/comm/mpi/mpi_wire.h"
 #include "optimized/comm/mpi/mpi_world.h"
-#include "optimized/comm/threads/cores.h"
 
 namespace tandem {
 namespace {

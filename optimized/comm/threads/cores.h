@@ -6,9 +6,6 @@
 
 namespace tandem {
 
-/// The cores that the calling thread may run on; empty where the system does not tell.
-[[nodiscard]] std::vector<int> available_cores();
-
 /// Part of `cores` for one of `ranks` rank threads: contiguous shares where there are enough, one core each for an equal number
 /// of ranks where there are fewer cores and they divide the ranks. Empty: leave it to the system (one rank, or no even division).
 [[nodiscard]] std::vector<int> share_of_cores(const std::vector<int>& cores, int ranks, int rank);
