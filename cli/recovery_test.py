@@ -290,6 +290,17 @@ class Threads(Runs):
                 self.assertEqual(done.stderr.count("the checkpoint of step 20 "), 1, done.stderr)
                 self.assertEqual(len(done.stderr.splitlines()), 2 if step == 11 else 4, done.stderr)
 
+    def test_a_supervisor_does_not_say_again_what_its_workers_have_said(self):
+        done = self.supervise(*faults("disk_full@step=11,count=20"), "--set", "checkpoint_async=false")
+        self.assert_undisturbed()
+        for step in (15, 20):
+            self.assertEqual(done.stderr.count(f"the checkpoint of step {step} could not be written"), 1, done.stderr)
+        self.assertIn("supervisor: the workers have ended with the reason above; restart from step 10", done.stderr)
+        self.assertIn("No space left on device", self.first_incident("exit")["what"])
+        self.out = self.root / "preempted-once"
+        done = self.supervise(*faults("preempt@step=7"), status=130)
+        self.assertEqual(len(re.findall("interrupted after step 7", done.stderr)), 1, done.stderr)
+
     def test_a_step_that_was_left_out_does_not_break_a_run(self):
         report = self.root / "skipped.json"
         done = run(command(self.out, *faults("nan@step=8,rank=1"), "--set", "anomaly_action=skip", "--set", "anomaly_retry=false",

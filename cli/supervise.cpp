@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -111,7 +112,9 @@ void say(const Incident& incident) {
   if (incident.kind == "bad_input" || incident.kind == "gave_up") return;
   if (incident.action == "give up") return;  // said again with the reason for that
   const bool has_action = !incident.action.empty() && incident.action != "none";
-  note(fmt::format("supervisor: {}{}", incident.what, has_action ? "; " + incident.action : ""));
+  if (incident.said && !has_action) return;
+  const char* const what = incident.said ? "the workers have ended with the reason above" : incident.what.c_str();
+  note(fmt::format("supervisor: {}{}", what, has_action ? "; " + incident.action : ""));
 }
 
 // Those of the log that this supervisor and its workers have added.
@@ -184,7 +187,7 @@ int supervise_run(const TrainArguments& given, const std::atomic<bool>& stop) {
   const std::size_t before = incidents_since(arguments.output, 0).size();
   IncidentLog log(arguments.output);
   SupervisedRun run;
-  const std::size_t steps_before = steps_behind(metrics_file(arguments), 0).size();
+  const std::optional<std::size_t> steps_before = count_steps_in(metrics_file(arguments));
   run.report = supervise(options, launcher, beats, log, stop, say);
   count_steps(steps_behind(metrics_file(arguments), steps_before), run.report);
   run.incidents = incidents_since(arguments.output, before);

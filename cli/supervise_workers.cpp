@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <span>
 #include <sstream>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -92,7 +93,7 @@ RunLauncher::RunLauncher(const TrainArguments& arguments, const TrainPlan& plan,
       known_lost_(lost_ranks_of(plan).size()) {}
 
 std::unique_ptr<Worker> RunLauncher::start(const Attempt& attempt) {
-  steps_before_ = steps_behind(metrics_file(arguments_), 0).size();
+  steps_before_ = count_steps_in(metrics_file(arguments_));
   try {
     return processes_.start(attempt);
   } catch (const Error& error) {
@@ -192,14 +193,26 @@ std::string metrics_file(const TrainArguments& arguments) {
   return arguments.metrics.empty() ? (std::filesystem::path(arguments.output) / "metrics.jsonl").string() : arguments.metrics;
 }
 
-std::vector<StepMetrics> steps_behind(const std::string& file, std::size_t count) {
+std::optional<std::size_t> count_steps_in(const std::string& file) {
+  std::error_code unknown;
+  const bool is_missing = !std::filesystem::exists(file, unknown) && !unknown;
+  if (is_missing) return 0;
+  try {
+    return read_metrics(file).steps.size();
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+std::vector<StepMetrics> steps_behind(const std::string& file, std::optional<std::size_t> count) {
+  if (!count) return {};  // which of them are new is not known
   std::vector<StepMetrics> steps;
   try {
     steps = read_metrics(file).steps;
   } catch (const Error&) {
     return {};  // none were written, or the file is not ours
   }
-  steps.erase(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(std::min(count, steps.size())));
+  steps.erase(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(std::min(*count, steps.size())));
   return steps;
 }
 

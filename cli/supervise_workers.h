@@ -41,7 +41,7 @@ class RunLauncher final : public Launcher {
   ProcessLauncher processes_;
   bool goes_on_;
   std::size_t known_lost_ = 0;
-  std::size_t steps_before_ = 0;  // lines of the metrics file before the present attempt
+  std::optional<std::size_t> steps_before_;  // in the metrics file before the present attempt
   std::string refusal_;
 };
 
@@ -51,9 +51,11 @@ class RunLauncher final : public Launcher {
 [[nodiscard]] std::string run_mark(const std::string& output);
 /// Where the workers of a supervised run write a line for each step.
 [[nodiscard]] std::string metrics_file(const TrainArguments& arguments);
+/// Steps that a metrics file has: 0 where there is none; nothing where it is there and cannot be read.
+[[nodiscard]] std::optional<std::size_t> count_steps_in(const std::string& file);
 /// Of a metrics file, the steps behind the first `count` of them, in the order in which they were written, whatever the clock
-/// did; none where it cannot be read.
-[[nodiscard]] std::vector<StepMetrics> steps_behind(const std::string& file, std::size_t count);
+/// did; none where it cannot be read, or could not be when they were counted.
+[[nodiscard]] std::vector<StepMetrics> steps_behind(const std::string& file, std::optional<std::size_t> count);
 /// Newest step that the workers would go on from, over all tiers; nothing: the beginning.
 [[nodiscard]] std::optional<std::int64_t> newest_step_of(const TrainPlan& plan);
 /// The same without memory, where it is beyond that step.

@@ -150,6 +150,7 @@ MetricsHistory read_metrics(const std::filesystem::path& file) {
           fmt::format("{}, line {}: no line of metrics ({}); see docs/formats.md", file.string(), number, error.what()));
     }
   }
+  if (stream.bad()) throw IoError(fmt::format("cannot read {}", file.string()));
   return history;
 }
 

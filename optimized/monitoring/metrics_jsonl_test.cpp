@@ -130,6 +130,7 @@ TEST(MetricsJsonl, NamesFileAndLineOfAnythingElse) {
     EXPECT_NE(complaint(line).find("m.jsonl, line 2: "), std::string::npos) << line;
   EXPECT_EQ(complaint("{\"kind\": \"of a later version\"}"), "");
   EXPECT_THROW((void)read_metrics(folder / "none"), IoError);
+  EXPECT_THROW((void)read_metrics(folder.path()), IoError) << "it can be opened, and not be read";
 }
 
 TEST(MetricsJsonl, FullDiskLeavesWholeLines) {

@@ -19,6 +19,7 @@ struct Incident {
   std::string phase = {};
   std::uint64_t attempt = 0;
   std::string action = {};  ///< "restart", "shrink to 3 ranks", "roll back to step 40, skip batch 44", "retry", "none"
+  bool said = false;        ///< whoever reads the output of the run has read `what` there already; not in the log
   std::optional<double> detected_after_seconds = {};
   std::optional<std::int64_t> lost_steps = {};           ///< done before, and done again
   std::optional<double> seconds_to_first_new_step = {};  ///< from the detection to the end of the first step of the next attempt

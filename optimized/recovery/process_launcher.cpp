@@ -303,11 +303,13 @@ class ProcessWorker final : public Worker {
     if (failed == 0 && info.si_pid == 0) return;
     WorkerEnd end;
     end.what = copy_.finish();
+    end.said = !end.what.empty();
     end.status = info.si_status;
     if (info.si_code == CLD_KILLED || info.si_code == CLD_DUMPED) {
       end.signal = info.si_status;
       end.status = 128 + end.signal;
       end.what = fmt::format("the workers were killed by signal {} ({})", end.signal, sigdescr_np(end.signal));
+      end.said = false;
     }
     if (end.what.empty() && end.status != 0) end.what = fmt::format("ended with status {}", end.status);
     end_ = end;

@@ -92,7 +92,7 @@ class Supervision {
   bool restart(Outcome outcome);
   std::string shrink();
   void back_off();
-  void close(SupervisorReport::End end, const char* kind, std::string what);
+  void close(SupervisorReport::End end, const char* kind, std::string what, bool said = false);
   void tell(Incident incident);
 
   const SupervisorOptions& options_;

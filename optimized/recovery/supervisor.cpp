@@ -135,12 +135,12 @@ bool Supervision::is_over(const Outcome& outcome) {
   if (outcome.kind == Outcome::Kind::failed) return false;
   using End = SupervisorReport::End;
   if (outcome.kind == Outcome::Kind::stopped) {
-    close(End::interrupted, "preempted", "asked to stop: " + outcome.end.what);
+    close(End::interrupted, "preempted", "asked to stop: " + outcome.end.what, outcome.end.said);
   } else if (report_.status == 0) {
     close(End::finished, "finished",
           fmt::format("finished after {} attempt{}", report_.attempts, report_.attempts == 1 ? "" : "s"));
   } else if (report_.status == kInterruptedStatus) {
-    close(End::interrupted, "preempted", outcome.end.what);
+    close(End::interrupted, "preempted", outcome.end.what, outcome.end.said);
   } else if (report_.status == kHopelessStatus) {
     close(End::gave_up, "gave_up", outcome.end.what);
   } else if (report_.status == kInputStatus && number_ == 0) {

@@ -24,6 +24,7 @@ struct WorkerEnd {
   int status = 0;         ///< exit status, as of the command line (0 good, 2 input, 4 broke, 130 interrupted); else below
   int signal = 0;         ///< that killed it; 0: none
   std::string what = {};  ///< one line: the last that it said, or "killed by signal 9"
+  bool said = false;      ///< `what` are its own words, and stand in its output
 };
 
 /// The workers of one attempt: a process with all ranks as threads, or a launcher of many.

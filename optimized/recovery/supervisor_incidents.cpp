@@ -77,7 +77,7 @@ Outcome Supervision::ended(WorkerEnd end, const std::vector<RankEvent>& faults, 
     outcome = failed(faults, now_ns);
     outcome.incident.what += "; the workers have ended: " + end.what;
   } else {
-    outcome.incident = {.kind = "exit", .what = end.what, .step = accounting_.steps(), .attempt = number_};
+    outcome.incident = {.kind = "exit", .what = end.what, .step = accounting_.steps(), .attempt = number_, .said = end.said};
     // It happened since then, if not later.
     outcome.incident.detected_after_seconds = static_cast<double>(now_ns - accounting_.last_beat_ns()) / 1e9;
   }
@@ -87,11 +87,11 @@ Outcome Supervision::ended(WorkerEnd end, const std::vector<RankEvent>& faults, 
   return outcome;
 }
 
-void Supervision::close(SupervisorReport::End end, const char* kind, std::string what) {
+void Supervision::close(SupervisorReport::End end, const char* kind, std::string what, bool said) {
   accounting_.end_attempt();
   report_.end = end;
   if (end != SupervisorReport::End::finished) report_.why = what;
-  tell({.kind = kind, .what = std::move(what), .step = accounting_.steps(), .attempt = number_, .action = "none"});
+  tell({.kind = kind, .what = std::move(what), .step = accounting_.steps(), .attempt = number_, .action = "none", .said = said});
 }
 
 // A log that cannot be written is no reason to give a run up; it is said once.

@@ -235,6 +235,19 @@ TEST(Supervisor, AWorkerThatWasPreemptedIsNotStartedAgain) {
   EXPECT_EQ(world.kinds(), Kinds{"preempted"});
 }
 
+TEST(Supervisor, KnowsWhatItsWorkersHaveSaidAlready) {
+  const auto said = [](const WorkerEnd& end) {
+    World world({{.does = Does::exit, .end = end}, {}});
+    (void)world.supervise();
+    EXPECT_EQ(world.said.front().what, end.what);
+    return world.said.front().said;
+  };
+  for (const int status : {4, 130}) {
+    EXPECT_TRUE(said({.status = status, .what = "the disk is full", .said = true}));
+    EXPECT_FALSE(said({.status = status, .what = "ended with a status"}));
+  }
+}
+
 TEST(Supervisor, ARunThatHasGivenItselfUpIsNotStartedAgain) {
   World world({{.does = Does::exit, .steps = 3, .end = {.status = kHopelessStatus, .what = "rolled back too often"}}});
   const SupervisorReport report = world.supervise();
