@@ -53,6 +53,20 @@ TEST(AnomalyGuard, RollsBackALossThatStaysAndLeavesItsBatchOut) {
   });
 }
 
+// The first batch is one like any other: a run that went back and met it again would go back for ever.
+TEST(AnomalyGuard, LeavesOutTheFirstBatchToo) {
+  const TestFolder folder;
+  RunConfig config = tiny({}, AnomalyAction::rollback);
+  config.anomaly.retry = false;
+  on_ranks(1, [&](Communicator& comm) {
+    Watched rank(comm, config, folder.path());
+    rank.touch_gradients = [](std::int64_t, TensorView values) { set(values, kNan); };
+    EXPECT_EQ(rank.step(0), AnomalyDecision::roll_back);
+    EXPECT_EQ(rank.guard().incidents().front().skipped_batch, 0);
+  });
+  EXPECT_EQ(read_anomaly_ledger(folder.path()).skipped_batches, std::set<std::int64_t>{0});
+}
+
 TEST(AnomalyGuard, ConfirmsACheckpointByTheStepsBehindItAndKnowsItAfterARestart) {
   const TestFolder folder;
   std::filesystem::create_directory(folder / "step-00000004");

@@ -168,18 +168,22 @@ TEST(AnomalyGuard, FindsNoDifferenceWhereThereIsNone) {
   }
 }
 
-// Copies are not only along the data axis: what every tensor rank holds whole, and both ends of a pipeline.
+// Copies are not only along the data axis: what every tensor rank holds whole, both ends of a pipeline, and of experts the ranks
+// that hold the same ones.
 TEST(AnomalyGuard, ComparesEveryCopyThatThereIs) {
   struct Place {
     ParallelDegrees degrees;
     std::string tensor, where;
     int rank;
   };
-  for (const Place& place : {Place{{.tensor = 3}, "h.0.ln_1.weight", "h.0.ln_1.weight", 1},
-                             Place{{.pipeline = 2}, "wte.weight", "wte.weight: rank 0 or 1", -1}}) {
+  for (const Place& place :
+       {Place{{.tensor = 3}, "h.0.ln_1.weight", "h.0.ln_1.weight", 1},
+        Place{{.pipeline = 2}, "wte.weight", "wte.weight: rank 0 or 1", -1},
+        Place{{.data = 4, .expert = 2}, "h.0.mlp.experts.1.c_fc.weight", "h.0.mlp.experts.1.c_fc.weight: rank 1 or 3", -1}}) {
     RunConfig config = tiny(place.degrees, AnomalyAction::skip);
     config.model.hidden = 12;
     config.model.heads = 3;
+    if (place.degrees.expert > 1) config.model.experts = 2;
     on_ranks(config.plan.parallel.world_size(), [&](Communicator& comm) {
       Watched rank(comm, config, {});
       EXPECT_EQ(rank.step(0), AnomalyDecision::go_on);

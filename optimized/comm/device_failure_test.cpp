@@ -2,34 +2,24 @@
 #include <array>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "core/error.h"
-#include "kernels/memory.h"
+#include "kernels/lent_memory_test_support.h"
 #include "optimized/comm/comm_test_support.h"
+#include "optimized/comm/world_state.h"
 
 namespace tandem::comm_test {
 namespace {
 
-// Device memory, in truth the host's, of a GPU that fails whoever waits for it.
-class BrokenMemory final : public Memory {
+// Of a GPU that fails whoever waits for it.
+class BrokenMemory final : public LentMemory {
  public:
-  explicit BrokenMemory(std::span<const float> held) : held_(held) {}
-  [[nodiscard]] bool on_host() const noexcept override { return false; }
+  explicit BrokenMemory(std::span<const float> held) : LentMemory(std::as_bytes(held)), held_(held) {}
   [[nodiscard]] std::string_view description() const noexcept override { return "a broken GPU"; }
-  [[nodiscard]] bool holds(const void* address) const noexcept override {
-    return address >= held_.data() && address < held_.data() + held_.size();
-  }
-  [[nodiscard]] void* reserve(std::int64_t size_bytes) override { return host_memory().reserve(size_bytes); }
-  void give_back(void* address, std::int64_t size_bytes) noexcept override { host_memory().give_back(address, size_bytes); }
-  void copy(const void* from, void* to, std::int64_t size_bytes) override { host_memory().copy(from, to, size_bytes); }
-  void copy_rows(const void*, std::int64_t, void*, std::int64_t, std::int64_t, std::int64_t) override {}
-  void set_bytes(void*, std::uint8_t, std::int64_t) override {}
   void write(const void*, void*, std::int64_t) override {}
   void read(const void*, void*, std::int64_t) override { synchronize(); }
-  void sum_in_order(DType, std::span<const std::byte* const>, std::span<std::byte* const>, std::int64_t) override {}
   void synchronize() override { throw GpuError("the GPU has fallen off the bus"); }
-  [[nodiscard]] std::shared_ptr<Mark> mark(Timed timed) override { return host_memory().mark(timed); }
-  void begin_after(Mark&) override {}
   [[nodiscard]] std::unique_ptr<Memory> new_lane() override { return std::make_unique<BrokenMemory>(held_); }
 
  private:
@@ -79,6 +69,40 @@ TEST_P(DeviceFailure, InAMessageEndsItOnBothSides) {
     });
   });
   EXPECT_TRUE(contains(text, "the GPU has fallen off the bus")) << text;
+}
+
+// Each send waits for its device on a thread that has come to rest meanwhile.
+TEST(DeviceMessages, AreSentHoweverLongAfterOneAnother) {
+  run_ranks(2, Way::messages, [](Communicator& comm) {
+    std::array<float, 8> data{};
+    LentMemory memory(std::as_bytes(std::span(data)));
+    comm.set_memory(&memory);
+    const TensorView view(data.data(), DType::f32, {8});
+    for (int message = 1; message <= 50; ++message) {
+      if (comm.rank() == 0) data.fill(static_cast<float>(message));
+      (comm.rank() == 0 ? comm.send(view, 1, {}, {}) : comm.recv(view, 0, {}, {})).wait_host();
+      EXPECT_EQ(data[7], static_cast<float>(message));
+      comm.barrier();
+    }
+  });
+}
+
+// Whoever waits for the rank learns which one it was, from the error's field too.
+TEST(DeviceOfOneRank, IsNamedAlsoWhereItsErrorHasNoWords) {
+  for (const int rank : {0, 1, 2}) {
+    WorldState world(3, std::chrono::milliseconds(1000), 1);
+    try {
+      throw rank;  // as a library may
+    } catch (...) {
+      world.fail_by_device(rank);
+    }
+    try {
+      world.throw_failure("all_reduce");
+    } catch (const PeerError& error) {
+      EXPECT_EQ(error.rank(), rank);
+      EXPECT_EQ(std::string(error.what()), "rank " + std::to_string(rank) + " failed (during all_reduce)");
+    }
+  }
 }
 
 // Its operations are calls of its own lane like others.

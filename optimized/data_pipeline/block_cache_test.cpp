@@ -254,6 +254,21 @@ TEST_F(Caches, AFileOfAnotherLengthIsFetchedAgain) {
   EXPECT_EQ(store_->counts().downloads, 1);
 }
 
+/// A request beyond the end is one that a store refuses, and may count, charge or retry.
+TEST_F(Caches, AskForNothingBehindTheEnd) {
+  for (int round = 0; round < 20; ++round) {
+    std::filesystem::remove_all(folder_ / "cache");
+    const auto cache = open(1 << 20, 1 << 20, 3);
+    for (std::int64_t begin = 0; begin < 1050; begin += 50) {
+      expect_bytes(*cache, begin, 50);
+      // Long enough for what is fetched ahead to be asked for in some round.
+      for (int i = 0; i < 20; ++i) std::this_thread::yield();
+    }
+    EXPECT_EQ(cache->counts().failures, 0);
+    EXPECT_LE(store_->counts().operations, 11);
+  }
+}
+
 /// What would be fetched ahead could only take the place of the block that is being read.
 TEST_F(Caches, ReadNothingAheadWithRoomForOneBlock) {
   for (int round = 0; round < 50; ++round) {

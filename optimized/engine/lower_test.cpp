@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/engine/lower.h"
 
+#include <algorithm>
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include "core/batch.h"
@@ -74,6 +77,42 @@ TEST(Lower, ReducesAsManyBytesAsThereAreGradientsWhateverTheBuckets) {
     const ProgramFacts facts = check_programs(programs_of(plan, model), expectation(plan, model, model.sequence));
     EXPECT_EQ(facts.gradient_bytes, 2 * 4 * num_parameters(model)) << bucket_bytes;
   }
+}
+
+// Of a table that is the head, too, a stage gets the gradient of what it does with it: the checker lets a bucket go no earlier.
+TEST(Lower, ExpectsATiedTableToWaitForTheHeadWhereTheHeadIs) {
+  using Sources = std::vector<int>;
+  const GptConfig model = model_of_three_layers();
+  const auto counts = [&](int pipeline, int rank, const Sources& sources) {
+    TrainingPlan plan = plan_of(1, 2, 1);  // a bucket for each parameter
+    plan.parallel.pipeline = pipeline;
+    const std::vector<Sources> all =
+        expectation(plan, model, model.sequence).ranks[static_cast<std::size_t>(rank)].bucket_sources;
+    return std::ranges::count(all, sources);
+  };
+  ASSERT_TRUE(model.tied);
+  EXPECT_EQ(counts(1, 0, {kHeadSource, kEmbeddingSource}), 1);
+  EXPECT_EQ(counts(2, 0, {kEmbeddingSource}), 1);
+  EXPECT_EQ(counts(2, 1, {kHeadSource}), 1);
+}
+
+// They write straight to where the experts read; only the way back has a buffer of its own.
+TEST(Lower, AForwardPassHasNoRoomToExchangeTokensWhereEachRankHasAllExperts) {
+  GptConfig model = model_of_three_layers();
+  model.experts = 2;
+  const auto room = [&](int data, int expert) {
+    TrainingPlan plan = plan_of(data, 1);
+    plan.parallel.expert = expert;
+    plan.batch.rows = 11 * data;
+    std::int64_t bytes = 0;
+    for (const Operation& op : lower(plan, model, model.sequence, 0)) {
+      const bool is_room = op.kind == OpKind::allocate && op.category == MemoryCategory::workspace;
+      if (is_room && op.phase == Phase::forward) bytes += op.bytes;
+    }
+    return bytes;
+  };
+  EXPECT_EQ(room(2, 1), room(1, 1));
+  EXPECT_GT(room(2, 2), room(1, 1));
 }
 
 }  // namespace

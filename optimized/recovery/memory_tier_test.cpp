@@ -256,6 +256,25 @@ TEST(MemoryTier, AsksOtherHostsForWhatIsNotHere) {
   EXPECT_EQ(assemble_everywhere(), found);
 }
 
+// Two hosts with two processes each: what was asked for is made once on each, and both of its processes read it.
+TEST(MemoryTier, ProcessesOfANodeReadOneFolder) {
+  const RunConfig config = two_nodes();
+  const TestFolder folder;
+  const auto place = [&](int rank) { return MemoryTierPlace{folder / ("host-" + std::to_string(rank / 2)), 2}; };
+  train_with_copies(config, place, 2, 3);
+  fs::remove_all(folder / "host-1");
+  std::vector<std::optional<fs::path>> found(4);
+  run_world({.ranks = 4, .deadline = std::chrono::milliseconds(20000)}, [&](Communicator& comm) {
+    const ProcessExchange exchange = [&](const std::string& own) { return all_gather_bytes(comm, own); };
+    found[static_cast<std::size_t>(comm.rank())] = assemble_from_memory(place(comm.rank()), comm.rank(), exchange, {});
+  });
+  EXPECT_EQ(found[0], folder / "host-0/node-0" / step_folder_name(3)) << "all is there already";
+  EXPECT_EQ(found[1], found[0]);
+  EXPECT_EQ(found[2], folder / "host-1/node-1/restored" / step_folder_name(3));
+  EXPECT_EQ(found[3], found[2]);
+  EXPECT_EQ(find_damage(*found[2], VerifyDepth::contents), std::nullopt);
+}
+
 TEST(MemoryTier, KeepsWhatCompressionHasNotSent) {
   RunConfig config = tiny_config({.data = 4});
   config.plan.compression.codec = "int8";

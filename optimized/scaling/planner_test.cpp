@@ -311,6 +311,20 @@ TEST(Planner, RulesOfThumbShardTheOptimizerAsLongAsTwoRanksHoldTheSame) {
   EXPECT_GT(with_two, 0);
 }
 
+// What is dealt over one rank is not dealt: nothing is saved, and no such plan is legal.
+TEST(Planner, RulesOfThumbShardNothingOverOneRank) {
+  int alone = 0;
+  for (const double gib : {2.0, 2.5, 3.0, 3.5, 4.0, 5.0}) {
+    for (const PlanPath& path : search_plans(query_of(gpt(8, 4096, 32), gib, 8, 16)).paths) {
+      const TrainingPlan& plan = path.result.workload.plan;
+      if (plan.parallel.data * plan.parallel.context > 1) continue;
+      ++alone;
+      EXPECT_EQ(plan.zero_stage, 0) << path.name << ", " << gib << " GiB";
+    }
+  }
+  EXPECT_GT(alone, 0);
+}
+
 TEST(Planner, ReasonsNameWhatGrewMost) {
   StepEstimate winner;
   winner.step_seconds = 10;

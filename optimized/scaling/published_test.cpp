@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "core/io/test_folder.h"
 #include "optimized/scaling/cost_model.h"
 #include "optimized/scaling/published_figures_test_support.h"
 
@@ -64,6 +65,20 @@ TEST(Published, EveryRowHasAClusterWithWhatTheRowStates) {
   EXPECT_EQ(cluster_of(row).levels.back().bytes_per_second, 12.5e9);
   row.hardware = "Z9";
   EXPECT_THROW(static_cast<void>(cluster_of(row)), InputError);
+}
+
+// What a row says of the network between nodes says nothing of the links inside the one node that there is.
+TEST(Published, AMachineOfOneNodeHasNoNetworkToSetTheSpeedOf) {
+  const TestFolder folder;
+  PublishedRow row = published_rows("sc21").front();
+  ClusterSpec node = cluster_of(row);
+  node.levels.resize(1);
+  node.levels.front().devices = 0;
+  row.cluster = folder.write("node.json", to_json(node));
+  row.network_bytes_per_second = 12.5e9;
+
+  EXPECT_NE(node.levels.front().bytes_per_second, 12.5e9);
+  EXPECT_EQ(cluster_of(row).levels.front().bytes_per_second, node.levels.front().bytes_per_second);
 }
 
 const std::string kFile = R"({"format": "tandem-published", "version": 1, "set": "mine", "title": "T", "year": 2030, "ref": "R",

@@ -11,6 +11,7 @@
 #include "core/synthetic_corpus.h"
 #include "optimized/anomaly/ledger.h"
 #include "optimized/checkpoint/checkpoint.h"
+#include "optimized/checkpoint/timings.h"
 
 namespace tandem {
 namespace {
@@ -117,6 +118,25 @@ TEST(Trainer, GoesOnWhereACheckpointCannotBeWritten) {
   EXPECT_EQ(report.checkpoint_problems.size(), 3U);
   EXPECT_TRUE(report.last_checkpoint_failed);
   EXPECT_TRUE(report.checkpoint.empty());
+}
+
+// What the estimate of a run with failures reckons with: a step that was there, not a number of another origin.
+TEST(Trainer, NotesWithEachCheckpointHowLongAUsualStepTook) {
+  const SyntheticCorpus data = corpus();
+  const TestFolder folder;
+  TrainOptions options = small_run(data, 1, 3);
+  options.output = folder.path();
+  options.config.checkpoint_every_steps = 1;
+
+  const TrainReport report = train(options);
+
+  const std::vector<TimedCheckpoint> noted = read_timings(folder.path());
+  ASSERT_EQ(noted.size(), 3U);
+  const auto [least, most] = std::ranges::minmax(report.step_seconds);
+  for (const TimedCheckpoint& checkpoint : noted) {
+    EXPECT_GE(checkpoint.step_seconds, 0.999 * least);
+    EXPECT_LE(checkpoint.step_seconds, 1.001 * most);
+  }
 }
 
 TEST(Trainer, EvaluatesTheSameLossOnAnyNumberOfRanks) {

@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "kernels/kernels.h"
+#include "kernels/lent_memory_test_support.h"
 #include "optimized/zero/host_offload_test_support.h"
 
 namespace tandem {
@@ -53,6 +54,13 @@ INSTANTIATE_TEST_SUITE_P(Of, HostOffloadEquality,
                                          Layout{"ManySegments", 5003, many_segments(5003)},
                                          Layout{"ALargeState", 150'001, {{0, 77}, {77, 150'001}}}),
                          [](const auto& layout) { return layout.param.name; });
+
+// Where staging buffers are not the host's, each copy is a write to the device or a read from it.
+TEST(HostOffload, UpdatesToTheSameBitsOnADevice) {
+  const std::vector<Interval> segments = {{3, 17}, {19, 100}, {150, 210}};
+  LentMemory memory;
+  EXPECT_TRUE(same_bits(offloaded(options_of(211, 16), segments, 3, memory), in_place(211, segments, 3)));
+}
 
 // AdamW by the kernels, which take vectors of elements at a time and the rest of a tensor one by one: where a chunk ends must not
 // show. Parameters are kept in bf16 beside the state.

@@ -79,8 +79,10 @@ inline HostOffloadOptions options_of(std::int64_t elements, std::int64_t chunk_e
   return options;
 }
 
-inline std::vector<Values> offloaded(const HostOffloadOptions& options, const std::vector<Interval>& segments, int steps) {
-  Arena device({.poison = true});
+// `memory`: of the device.
+inline std::vector<Values> offloaded(const HostOffloadOptions& options, const std::vector<Interval>& segments, int steps,
+                                     Memory& memory = host_memory()) {
+  Arena device({.poison = true, .memory = &memory});
   Arena host({.poison = true});
   HostOffload offload(device, host, options);
   fill(offload, options.tensors, options.elements);

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/comm/messages/threads_wire.h"
 
+#include <unistd.h>
+
 #include <array>
+#include <atomic>
+#include <fstream>
 #include <future>
 #include <numeric>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -20,6 +26,16 @@ Bytes bytes_of(std::initializer_list<int> values) {
   Bytes bytes;
   for (const int value : values) bytes.push_back(static_cast<std::byte>(value));
   return bytes;
+}
+
+// A thread of this process, whose number appears in `thread`. Gives up after a while: what is tested holds awake, too.
+void wait_until_asleep(const std::atomic<pid_t>& thread) {
+  for (int look = 0; look < 100'000; ++look) {
+    std::string number, name, state;
+    if (thread != 0) std::ifstream("/proc/self/task/" + std::to_string(thread) + "/stat") >> number >> name >> state;
+    if (state == "S") return;
+    std::this_thread::yield();
+  }
 }
 
 class ThreadsWire : public testing::Test {
@@ -108,6 +124,27 @@ TEST_F(ThreadsWire, AFailureOfTheWorldEndsWaiting) {
 
   ASSERT_EQ(waiting.wait_for(60s), std::future_status::ready);
   EXPECT_FALSE(waiting.get());
+}
+
+// A receiver that has posted may compute for long before it looks again: the sender's buffer is free all the same.
+TEST_F(ThreadsWire, ASenderAsleepIsWokenByThePostingOfTheReceiveAlone) {
+  const Bytes source = bytes_of({1, 2, 3});
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<pid_t> sender = 0;
+    const auto sent = wire(0).send(1, 0, 1, source);
+    auto waiting = std::async(std::launch::async, [&] {
+      sender = ::gettid();
+      return sent->wait(Clock::now() + 300s);
+    });
+    wait_until_asleep(sender);
+    Bytes target(3);
+    const auto received = wire(1).receive(0, 0, 1, target);
+    const bool is_woken = waiting.wait_for(10s) == std::future_status::ready;
+    if (!is_woken) world_->fail({Failure::Kind::peer, 1, "over"});
+    ASSERT_TRUE(is_woken);
+    EXPECT_TRUE(waiting.get());
+    EXPECT_EQ(target, source);
+  }
 }
 
 TEST(ShapedWire, DeliversAfterItsTimeAndNotBefore) {
