@@ -30,35 +30,19 @@ struct Folders {
 };
 
 // The operating system's, but nothing is made durable.
-class UnsyncedFiles final : public FileOperations {
+class UnsyncedFiles final : public WrappedFiles {
  public:
-  [[nodiscard]] int create(const fs::path& file) override { return inner_.create(file); }
-  void write(int descriptor, const fs::path& file, std::span<const std::byte> bytes) override {
-    inner_.write(descriptor, file, bytes);
-  }
   void sync(int, const fs::path&) override {}
-  void close(int descriptor, const fs::path& file) override { inner_.close(descriptor, file); }
-  void rename(const fs::path& from, const fs::path& to) override { inner_.rename(from, to); }
-  [[nodiscard]] bool exchange(const fs::path& one, const fs::path& other) override { return inner_.exchange(one, other); }
   void sync_folder(const fs::path&) override {}
-  void make_folder(const fs::path& folder) override { inner_.make_folder(folder); }
-  void remove(const fs::path& path) override { inner_.remove(path); }
-
- private:
-  FileOperations& inner_ = system_files();
 };
 
 TrainOptions train_options(const RecoveryScript& script, const RunContext& context, FileOperations& files,
                            const TrainingPlan& plan, const fs::path& checkpoints) {
   const PairInputs& inputs = script.inputs;
   TrainOptions options;
-  options.config.model = inputs.model;
+  options.config = run_config_of(inputs);
   options.config.plan = plan;
   options.config.optimizer = own_optimizer(inputs);
-  options.config.schedule = inputs.schedule;
-  options.config.initialization = inputs.initialization;
-  options.config.steps = inputs.steps;
-  options.config.seed = inputs.seed;
   options.config.evaluate_every_steps = 0;
   options.config.evaluate_batches = 1;
   options.config.checkpoint_every_steps = script.checkpoint_every_steps;

@@ -41,6 +41,29 @@ class FileOperations {
 /// Those of the operating system.
 [[nodiscard]] FileOperations& system_files();
 
+/// Others', but for what a subclass overrides. Borrows them.
+class WrappedFiles : public FileOperations {
+ public:
+  explicit WrappedFiles(FileOperations& inner = system_files()) : inner_(inner) {}
+
+  [[nodiscard]] int create(const std::filesystem::path& file) override { return inner_.create(file); }
+  void write(int descriptor, const std::filesystem::path& file, std::span<const std::byte> bytes) override {
+    inner_.write(descriptor, file, bytes);
+  }
+  void sync(int descriptor, const std::filesystem::path& file) override { inner_.sync(descriptor, file); }
+  void close(int descriptor, const std::filesystem::path& file) override { inner_.close(descriptor, file); }
+  void rename(const std::filesystem::path& from, const std::filesystem::path& to) override { inner_.rename(from, to); }
+  [[nodiscard]] bool exchange(const std::filesystem::path& one, const std::filesystem::path& other) override {
+    return inner_.exchange(one, other);
+  }
+  void sync_folder(const std::filesystem::path& folder) override { inner_.sync_folder(folder); }
+  void make_folder(const std::filesystem::path& folder) override { inner_.make_folder(folder); }
+  void remove(const std::filesystem::path& path) override { inner_.remove(path); }
+
+ private:
+  FileOperations& inner_;
+};
+
 /// A new file with what `fill` hands to its argument, piece by piece; durable on return, its name is not. May leave a part where
 /// it throws: IoError, and what `fill` throws.
 using ByteWriter = std::function<void(std::span<const std::byte>)>;

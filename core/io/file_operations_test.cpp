@@ -16,19 +16,9 @@ namespace fs = std::filesystem;
 std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
 
 // A file system that cannot swap two names.
-class WithoutExchange final : public FileOperations {
+class WithoutExchange final : public WrappedFiles {
  public:
-  int create(const fs::path& file) override { return system_files().create(file); }
-  void write(int descriptor, const fs::path& file, std::span<const std::byte> bytes) override {
-    system_files().write(descriptor, file, bytes);
-  }
-  void sync(int descriptor, const fs::path& file) override { system_files().sync(descriptor, file); }
-  void close(int descriptor, const fs::path& file) override { system_files().close(descriptor, file); }
-  void rename(const fs::path& from, const fs::path& to) override { system_files().rename(from, to); }
   bool exchange(const fs::path&, const fs::path&) override { return false; }
-  void sync_folder(const fs::path& folder) override { system_files().sync_folder(folder); }
-  void make_folder(const fs::path& folder) override { system_files().make_folder(folder); }
-  void remove(const fs::path& path) override { system_files().remove(path); }
 };
 
 TEST(FileOperations, ANewFileMustBeNew) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the guards make of a folder that is not, or not yet, as it should be.
 #include "core/error.h"
-#include "core/io/test_files.h"
+#include "core/io/file_operations.h"
 #include "core/io/test_folder.h"
 #include "optimized/anomaly/guard_test_support.h"
 #include "optimized/checkpoint/catalogue.h"
@@ -28,11 +28,11 @@ TEST(AnomalyGuard, AsksAgainForACheckpointThatHasNotBegunToBeWritten) {
   });
 }
 
-class StubbornFiles final : public TestFiles {
+class StubbornFiles final : public WrappedFiles {
  public:
   void remove(const std::filesystem::path& path) override {
     if (path.filename() == "suspect-step-00000004") throw IoError("cannot remove " + path.string());
-    TestFiles::remove(path);
+    WrappedFiles::remove(path);
   }
 };
 

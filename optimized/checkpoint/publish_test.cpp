@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
-#include "core/io/test_files.h"
+#include "core/io/file_operations.h"
 #include "core/io/test_folder.h"
 #include "optimized/checkpoint/catalogue.h"
 #include "optimized/checkpoint/checkpoint_test_support.h"
@@ -33,7 +33,7 @@ TEST(Publish, ACheckpointThatGetsItsNameBetweenTwoLooksIsNotMissed) {
 }
 
 // The program ends, so to speak, when a folder has lost its first file.
-class HalfRemovingFiles final : public TestFiles {
+class HalfRemovingFiles final : public WrappedFiles {
  public:
   void remove(const fs::path& path) override {
     if (!fs::exists(path)) return;

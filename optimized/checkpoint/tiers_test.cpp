@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
+#include "core/io/file_operations.h"
 #include "core/io/hash.h"
 #include "core/io/safetensors.h"
-#include "core/io/test_files.h"
 #include "core/io/test_folder.h"
 #include "optimized/checkpoint/catalogue.h"
 #include "optimized/storage/folder_store.h"
@@ -53,7 +53,7 @@ void overwrite(const fs::path& file, std::string_view text) {
 }
 
 // The system's, but nothing is made durable: these tests end no machine, and a flush takes longer than all else.
-class HastyFiles final : public TestFiles {
+class HastyFiles final : public WrappedFiles {
  public:
   void sync(int, const fs::path&) override {}
   void sync_folder(const fs::path&) override {}

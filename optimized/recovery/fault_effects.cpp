@@ -103,27 +103,18 @@ class PoisonedSource final : public WrappedSource {
   std::set<std::int64_t> batches_;
 };
 
-class FillingDisk final : public FileOperations {
+class FillingDisk final : public WrappedFiles {
  public:
-  FillingDisk(FileOperations& inner, const std::atomic<bool>& is_full) : inner_(inner), is_full_(is_full) {}
+  FillingDisk(FileOperations& inner, const std::atomic<bool>& is_full) : WrappedFiles(inner), is_full_(is_full) {}
 
-  int create(const fs::path& file) override { return inner_.create(file); }
   void write(int descriptor, const fs::path& file, std::span<const std::byte> bytes) override {
     if (is_full_) {
       throw IoError(fmt::format("cannot write {}: {}", file.string(), std::generic_category().message(ENOSPC)));
     }
-    inner_.write(descriptor, file, bytes);
+    WrappedFiles::write(descriptor, file, bytes);
   }
-  void sync(int descriptor, const fs::path& file) override { inner_.sync(descriptor, file); }
-  void close(int descriptor, const fs::path& file) override { inner_.close(descriptor, file); }
-  void rename(const fs::path& from, const fs::path& to) override { inner_.rename(from, to); }
-  bool exchange(const fs::path& one, const fs::path& other) override { return inner_.exchange(one, other); }
-  void sync_folder(const fs::path& folder) override { inner_.sync_folder(folder); }
-  void make_folder(const fs::path& folder) override { inner_.make_folder(folder); }
-  void remove(const fs::path& path) override { inner_.remove(path); }
 
  private:
-  FileOperations& inner_;
   const std::atomic<bool>& is_full_;
 };
 

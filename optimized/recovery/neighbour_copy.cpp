@@ -123,27 +123,20 @@ int PageKeepingFiles::create(const fs::path& file) {
   return descriptor;
 }
 
-void PageKeepingFiles::write(int descriptor, const fs::path& file, std::span<const std::byte> bytes) {
-  system_files().write(descriptor, file, bytes);
-}
-
 void PageKeepingFiles::sync(int, const fs::path&) {}
 
 void PageKeepingFiles::close(int descriptor, const fs::path& file) {
   const off_t end = ::lseek(descriptor, 0, SEEK_CUR);
   const bool is_cut = end >= 0 && ::ftruncate(descriptor, end) == 0;
   const int reason = errno;
-  system_files().close(descriptor, file);
+  WrappedFiles::close(descriptor, file);
   if (!is_cut) refuse_in_memory("cut", file, reason);
 }
 
-void PageKeepingFiles::rename(const fs::path& from, const fs::path& to) { system_files().rename(from, to); }
-bool PageKeepingFiles::exchange(const fs::path& one, const fs::path& other) { return system_files().exchange(one, other); }
 void PageKeepingFiles::sync_folder(const fs::path&) {}
-void PageKeepingFiles::make_folder(const fs::path& folder) { system_files().make_folder(folder); }
 void PageKeepingFiles::remove(const fs::path& path) {
   std::error_code ignored;
-  if (fs::is_directory(path, ignored)) system_files().remove(path);
+  if (fs::is_directory(path, ignored)) WrappedFiles::remove(path);
 }
 
 int keeper_of(int rank, int ranks, int ranks_per_node) {

@@ -16,17 +16,13 @@ namespace tandem {
 /// Files in memory (a tmpfs). They are written over those that are there, whose pages need not be touched for the first time
 /// again, which costs more than the copy; and nothing outlives the machine, so that nothing is made durable. remove() takes
 /// folders away, not files: those are about to be written again.
-class PageKeepingFiles final : public FileOperations {
+class PageKeepingFiles final : public WrappedFiles {
  public:
   [[nodiscard]] int create(const std::filesystem::path& file) override;
-  void write(int descriptor, const std::filesystem::path& file, std::span<const std::byte> bytes) override;
   void sync(int descriptor, const std::filesystem::path& file) override;
   /// Cuts the file behind what was written.
   void close(int descriptor, const std::filesystem::path& file) override;
-  void rename(const std::filesystem::path& from, const std::filesystem::path& to) override;
-  [[nodiscard]] bool exchange(const std::filesystem::path& one, const std::filesystem::path& other) override;
   void sync_folder(const std::filesystem::path& folder) override;
-  void make_folder(const std::filesystem::path& folder) override;
   void remove(const std::filesystem::path& path) override;
 };
 
