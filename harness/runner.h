@@ -25,7 +25,7 @@ struct CaseResult {
   std::string localisation_problem;          ///< why localise itself failed; empty where it did not
   /// Only where the verdict is `pass`: no number without a pass.
   std::optional<Measurements> measurements;
-  double seconds = 0;                            ///< the whole case, both sides and the judging
+  double seconds = 0;  ///< the whole case, the judging too, both sides where neither was kept from before
   std::vector<std::vector<Span>> spans_by_rank;  ///< kept only where RunnerOptions::keep_spans
 };
 

@@ -22,14 +22,11 @@ constexpr std::int64_t kSaveEvery = 3;
 TrainOptions training(const ParallelVariant& variant, const RunContext& context, const PairInputs& inputs,
                       const fs::path& output) {
   TrainOptions options;
-  options.config.model = inputs.model;
+  options.config = run_config_of(inputs);
   options.config.plan = plan_of(variant);
-  options.config.optimizer = inputs.optimizer;
   // The checkpoints after 3, 6 and 9 steps lie in the warm-up, in the decay and on the plateau behind it.
   options.config.schedule = {ScheduleKind::cosine, 5, 8, 0.25};
-  options.config.initialization = inputs.initialization;
   options.config.steps = kRunSteps;
-  options.config.seed = inputs.seed;
   options.config.evaluate_every_steps = 0;
   options.config.checkpoint_every_steps = kSaveEvery;
   options.data = inputs.data.get();

@@ -209,13 +209,8 @@ class RankRun {
 
 CheckpointInfo info_of(const PairInputs& inputs, std::int64_t steps_done) {
   CheckpointInfo info;
-  info.config.model = inputs.model;
-  info.config.plan = inputs.plan;
+  info.config = run_config_of(inputs);
   info.config.optimizer = own_optimizer(inputs);
-  info.config.schedule = inputs.schedule;
-  info.config.initialization = inputs.initialization;
-  info.config.steps = inputs.steps;
-  info.config.seed = inputs.seed;
   info.next_step = steps_done;
   info.data = "synthetic";
   info.data_identity = inputs.data->identity();

@@ -143,13 +143,7 @@ class RankRun {
 
   void save() {
     const PairInputs& inputs = script_.inputs;
-    RunConfig config;
-    config.model = inputs.model;
-    config.plan = inputs.plan;
-    config.optimizer = inputs.optimizer;
-    config.schedule = inputs.schedule;
-    config.steps = inputs.steps;
-    static_cast<void>(save_checkpoint(script_.save, engine_, {config, inputs.steps, "synthetic"}));
+    static_cast<void>(save_checkpoint(script_.save, engine_, {run_config_of(inputs), inputs.steps, "synthetic"}));
   }
 
   const CompressionScript& script_;
