@@ -114,6 +114,11 @@ class Finder:
     def either(self, kind, cursor, mutant):
         self.add(kind, cursor, f"({ON} ? ({mutant}) : ({self.of(cursor)}))")
 
+    def negated(self, cursor):
+        """Both branches bool: what is bool by context alone, an optional, would be made of the other branch, and be there."""
+        condition = self.of(cursor)
+        self.add("negated_condition", cursor, f"({ON} ? !({condition}) : static_cast<bool>({condition}))")
+
     # ---- the tree
 
     def is_arithmetic(self, cursor):
@@ -164,7 +169,7 @@ class Finder:
         if cursor.kind == k.IF_STMT and children:
             head = self.text[self.range(cursor)[0] : self.range(children[0])[0]]
             if children[0].kind not in (k.DECL_STMT, k.VAR_DECL) and ";" not in head and re.fullmatch(r"if\s*\(\s*", head):
-                self.either("negated_condition", children[0], f"!({self.of(children[0])})")
+                self.negated(children[0])
         if cursor.kind == k.CALL_EXPR:
             self.call(cursor)
         if cursor.kind == k.ARRAY_SUBSCRIPT_EXPR and len(children) == 2 and self.is_integer(children[1]):

@@ -11,6 +11,7 @@ from places import WEIGHTS, Parser, apply, line_of
 HERE = pathlib.Path(__file__).resolve().parent
 
 TEXT = """#include <cstdio>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 enum class GroupAxis { world, data, tensor };
@@ -46,6 +47,8 @@ std::vector<int> compute() {
   out.push_back(sum(1, 2));
   target -= 1;
   out.push_back(target);
+  const std::optional<int> there = 0;
+  if (there) out.push_back(88);
   return out;
 }
 int main() {
@@ -97,6 +100,7 @@ def main():
         for kind, shown in sorted(seen.items()):
             print(f"{kind:18} {sum(shown)} of {len(shown)} mutants change what is computed")
         assert set(seen) == set(WEIGHTS) and all(any(shown) for shown in seen.values()), "a kind of mutation changes nothing"
+        assert all(seen["negated_condition"]), "a condition, of an optional perhaps, stays as it is"
         assert right.startswith("0 42 3 3 9 4 4 5 30 77 103 3"), right
         print(f"self-test: {sum(map(len, seen.values()))} mutants in {programs} programs")
     return 0
