@@ -92,6 +92,7 @@ foreach(folder core reference optimized harness suites)
 endforeach()
 # Of kernels only what is for everybody: not those of one kind of device.
 file(GLOB kernel_headers CONFIGURE_DEPENDS kernels/*.h)
+list(FILTER kernel_headers EXCLUDE REGEX "test_support\\.h$")
 install(FILES ${kernel_headers} DESTINATION ${header_folder}/kernels)
 
 # What the archives need again where they are linked.
