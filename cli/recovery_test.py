@@ -291,7 +291,9 @@ class Threads(Runs):
                 self.assertEqual(len(done.stderr.splitlines()), 2 if step == 11 else 4, done.stderr)
 
     def test_a_supervisor_does_not_say_again_what_its_workers_have_said(self):
-        done = self.supervise(*faults("disk_full@step=11,count=20"), "--set", "checkpoint_async=false")
+        patient = ["--supervise", "--heartbeat-seconds", "2", "--backoff-seconds", "0.05"]  # no slow disk is a hang
+        done = run(command(self.out, *patient, *faults("disk_full@step=11,count=20"), "--set", "checkpoint_async=false"))
+        self.check(done, 0)
         self.assert_undisturbed()
         for step in (15, 20):
             self.assertEqual(done.stderr.count(f"the checkpoint of step {step} could not be written"), 1, done.stderr)
